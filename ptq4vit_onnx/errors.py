@@ -1,0 +1,12 @@
+"""What can go wrong, by who can mend it."""
+
+
+class UserError(Exception):
+    """A mistake the user can mend: one line that says what, where, expected and got, and what to do next.
+
+    The command line prints the line and exits with 2. Nothing has been written under a final name.
+    """
+
+
+class ParityError(Exception):
+    """A model that was built does not compute what was promised. The command line exits with 1."""

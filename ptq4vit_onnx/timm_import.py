@@ -1,0 +1,59 @@
+"""The one place that imports timm: it starts also where torchvision was built for another torch."""
+
+import importlib.util
+from types import ModuleType
+from typing import Any
+
+_MISSING_SCHEMAS = {
+    "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+}
+_library: Any = None  # torch forgets the schemas when the library object is collected
+
+
+def declare_missing_torchvision_operators() -> list[str]:
+    """Declare the operators that torchvision's Python code refers to when its binary part did not load.
+
+    A torchvision built for CUDA torch cannot load its extension next to CPU torch, and then dies on import with
+    `operator torchvision::nms does not exist`. timm needs torchvision but never calls these operators. Only those
+    that are really missing are declared; returns their names.
+    """
+    global _library
+    import torch
+
+    if _library is not None or importlib.util.find_spec("torchvision") is None:
+        return []
+    _load_torchvision_binary()
+    missing = [name for name in _MISSING_SCHEMAS if not _is_declared(torch, name)]
+    if missing:
+        _library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in missing:
+            _library.define(_MISSING_SCHEMAS[name])
+    return missing
+
+
+def _load_torchvision_binary() -> None:
+    """Load torchvision's own operators, as its package does on import, so that a good install declares them."""
+    import torch
+
+    spec = importlib.util.find_spec("torchvision")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    extension = importlib.machinery.PathFinder.find_spec("_C", folders)
+    if extension is None or extension.origin is None:
+        return
+    try:
+        torch.ops.load_library(extension.origin)
+    except OSError:  # built for another torch: this is the case the declarations are for
+        return
+
+
+def _is_declared(torch: Any, name: str) -> bool:
+    return bool(torch._C._jit_get_schemas_for_operator(f"torchvision::{name}"))
+
+
+def import_timm() -> ModuleType:
+    """timm, importable whatever torchvision was built for."""
+    declare_missing_torchvision_operators()
+    import timm
+
+    return timm  # type: ignore[no-any-return]
