@@ -1,0 +1,237 @@
+"""Images to calibrate and to measure on, from wherever the user has them.
+
+A source is one of
+    a folder of images (searched recursively, no labels)
+    a folder with labels.csv: columns file,index (others are ignored)
+    an ImageFolder tree: one subfolder per class, sorted by name -> 0, 1, 2, ..
+    .npy  [n, C, H, W] float32, preprocessed already
+    .npz  with `images` as above and, optionally, `labels`
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.models.specs import DIGITS_FOLDER
+from ptq4vit_onnx.preprocessing import Preprocessing
+
+logger = logging.getLogger(__name__)
+Array = np.ndarray[Any, Any]
+Progress = Callable[[Iterable[Any], str], Iterable[Any]]
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """images: float32 [n, C, H, W], preprocessed. labels: int64 [n], or None where the source has none.
+
+    synthetic: made up by us, because no images were given. skipped: files that could not be read.
+    """
+
+    images: Array
+    labels: Array | None
+    names: tuple[str, ...]
+    source: str
+    synthetic: bool = False
+    skipped: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the pixels as the network sees them."""
+        digest = hashlib.sha256(str(self.images.shape).encode())
+        digest.update(np.ascontiguousarray(self.images).tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Listing:
+    files: list[Path]
+    labels: list[int] | None
+
+
+def load_images(
+    source: Path,
+    preprocessing: Preprocessing,
+    count: int | None = None,
+    seed: int = 0,
+    minimum: int = 1,
+    where: Callable[[dict[str, str]], bool] | None = None,
+    progress: Progress = lambda items, _title: items,
+) -> ImageSet:
+    """`count` images picked with `seed` from the source (all of them, in order, where count is None).
+
+    Unreadable files are named in a warning and replaced by the next pick; fewer than `minimum` left is an error.
+    `where` keeps only some rows of a labels.csv.
+    """
+    if not source.exists():
+        raise UserError(
+            f"no images at {source}: it does not exist; give a folder, an ImageFolder tree, .npy or .npz"
+        )
+    if source.suffix in (".npy", ".npz"):
+        return _load_array(source, preprocessing, count, seed)
+    listing = list_folder(source, where)
+    order = _pick(len(listing.files), None if count is None else len(listing.files), seed)
+    wanted = len(order) if count is None else min(count, len(order))
+    images, kept, skipped = [], [], []
+    for index in progress(_until(order, kept, wanted), "reading images"):
+        try:
+            with Image.open(listing.files[index]) as image:
+                images.append(preprocessing.apply(image))
+            kept.append(index)
+        except (OSError, UnidentifiedImageError, ValueError, Image.DecompressionBombError) as error:
+            skipped.append(str(listing.files[index]))
+            logger.warning("skipped unreadable image %s: %s", listing.files[index], error)
+    if len(images) < max(minimum, 1):
+        first = f", the first is {skipped[0]}" if skipped else ""
+        raise UserError(
+            f"{source} has {len(images)} readable images, {max(minimum, 1)} are needed "
+            f"({len(skipped)} could not be read{first}); give more images or lower --images"
+        )
+    labels = (
+        None if listing.labels is None else np.asarray([listing.labels[index] for index in kept], np.int64)
+    )
+    names = tuple(listing.files[index].name for index in kept)
+    return ImageSet(np.stack(images), labels, names, str(source), skipped=tuple(skipped))
+
+
+def _until(order: Sequence[int], kept: list[int], wanted: int) -> list[int] | Iterable[int]:
+    """The order, ended once `wanted` images were kept (unreadable ones are replaced by later picks)."""
+    if wanted == len(order):
+        return list(order)
+    return _Until(order, kept, wanted)
+
+
+class _Until:
+    def __init__(self, order: Sequence[int], kept: list[int], wanted: int) -> None:
+        self.order, self.kept, self.wanted = order, kept, wanted
+
+    def __len__(self) -> int:
+        return self.wanted
+
+    def __iter__(self) -> Any:
+        for index in self.order:
+            if len(self.kept) >= self.wanted:
+                return
+            yield index
+
+
+def list_folder(folder: Path, where: Callable[[dict[str, str]], bool] | None = None) -> _Listing:
+    if not folder.is_dir():
+        raise UserError(f"{folder} is neither a folder nor .npy/.npz; give one of those as --data")
+    if (folder / "labels.csv").is_file():
+        return _list_csv(folder, where)
+    classes = sorted(entry for entry in folder.iterdir() if entry.is_dir() and _image_files(entry))
+    if len(classes) > 1:
+        pairs = [(file, index) for index, entry in enumerate(classes) for file in _image_files(entry)]
+        return _Listing([file for file, _ in pairs], [index for _, index in pairs])
+    files = _image_files(folder)
+    if not files:
+        raise UserError(
+            f"{folder} holds no image files ({', '.join(sorted(SUFFIXES))}); give a folder of images"
+        )
+    return _Listing(files, None)
+
+
+def _image_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
+
+
+def _list_csv(folder: Path, where: Callable[[dict[str, str]], bool] | None) -> _Listing:
+    path = folder / "labels.csv"
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        missing = {"file", "index"} - set(reader.fieldnames or [])
+        if missing:
+            raise UserError(
+                f"{path} has no column {', '.join(sorted(missing))}; expected a header with file,index"
+            )
+        rows = [row for row in reader if where is None or where(row)]
+    try:
+        labels = [int(row["index"]) for row in rows]
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"{path}: column index holds something that is not a whole number: {error}"
+        ) from error
+    if not rows:
+        raise UserError(f"{path} lists no images; expected at least one row")
+    return _Listing([folder / row["file"] for row in rows], labels)
+
+
+def _pick(available: int, count: int | None, seed: int) -> list[int]:
+    if count is None:
+        return list(range(available))
+    return [int(index) for index in np.random.default_rng(seed).permutation(available)[:count]]
+
+
+def _load_array(source: Path, preprocessing: Preprocessing, count: int | None, seed: int) -> ImageSet:
+    try:
+        loaded = np.load(source, allow_pickle=False)
+        images = loaded["images"] if source.suffix == ".npz" else loaded
+        labels = loaded["labels"] if source.suffix == ".npz" and "labels" in loaded else None
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        raise UserError(
+            f"cannot read {source}: {error}; expected `images` as float32 [n, C, H, W]"
+        ) from error
+    if (
+        images.ndim != 4
+        or images.shape[1:] != preprocessing.size
+        or images.dtype != np.float32
+        or not len(images)
+    ):
+        raise UserError(
+            f"{source} holds {images.dtype} {list(images.shape)}; expected preprocessed float32 "
+            f"[n, {', '.join(map(str, preprocessing.size))}]"
+        )
+    if labels is not None and len(labels) != len(images):
+        raise UserError(
+            f"{source} holds {len(images)} images and {len(labels)} labels; expected one label per image"
+        )
+    order = _pick(len(images), None if count is None else min(count, len(images)), seed)
+    return ImageSet(
+        images[order],
+        None if labels is None else labels[order].astype(np.int64),
+        tuple(f"{source.name}[{index}]" for index in order),
+        str(source),
+    )
+
+
+def synthetic_images(preprocessing: Preprocessing, count: int, seed: int) -> ImageSet:
+    """Seeded smooth noise, normalised like photos: for dry runs with random weights only."""
+    channels, height, width = preprocessing.size
+    generator = np.random.default_rng(seed)
+    coarse = generator.integers(0, 256, (count, 8, 8, channels), dtype=np.uint8)
+    images = []
+    for grid in coarse:
+        image = Image.fromarray(grid[..., 0] if channels == 1 else grid)
+        images.append(preprocessing.apply(image.resize((width, height), Image.Resampling.BICUBIC)))
+    names = tuple(f"synthetic {index}" for index in range(count))
+    return ImageSet(np.stack(images), None, names, "synthetic", synthetic=True)
+
+
+DIGITS_SPLITS = {"train": 0, "calibration": 1, "test": 2}
+
+
+def embedded_digits(
+    preprocessing: Preprocessing, split: str, count: int | None = None, seed: int = 0
+) -> ImageSet:
+    """The handwritten digits that ship with the package; split is train, calibration or test."""
+    with np.load(DIGITS_FOLDER / "digits.npz", allow_pickle=False) as data:
+        chosen = np.flatnonzero(data["split"] == DIGITS_SPLITS[split])
+        chosen = chosen[_pick(len(chosen), None if count is None else min(count, len(chosen)), seed)]
+        raw, labels = data["images"][chosen], data["labels"][chosen].astype(np.int64)
+    grey = np.round(raw.astype(np.float32) * np.float32(255 / 16)).astype(np.uint8)
+    images = np.stack([preprocessing.apply(Image.fromarray(image)) for image in grey])
+    return ImageSet(images, labels, tuple(f"digit {index}" for index in chosen), f"embedded digits ({split})")

@@ -1,0 +1,80 @@
+"""How an image file becomes a network's input: the model's own rule, carried in the ONNX file so nobody guesses it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ptq4vit_onnx.errors import UserError
+
+_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """timm's evaluation transform as a value: resize, crop the centre, scale to 0..1, normalise.
+
+    size: (channels, height, width). crop_mode "center" resizes the short side to size / crop_pct and crops;
+    "squash" resizes both sides.
+    """
+
+    size: tuple[int, int, int]
+    crop_pct: float
+    crop_mode: str
+    interpolation: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.interpolation not in _FILTERS:
+            raise UserError(f"interpolation {self.interpolation!r} is not one of {', '.join(_FILTERS)}")
+        if self.crop_mode not in ("center", "squash"):
+            raise UserError(f"crop mode {self.crop_mode!r} is not supported; expected center or squash")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Preprocessing:
+        return cls(
+            size=(int(data["size"][0]), int(data["size"][1]), int(data["size"][2])),
+            crop_pct=float(data["crop_pct"]),
+            crop_mode=str(data["crop_mode"]),
+            interpolation=str(data["interpolation"]),
+            mean=tuple(float(value) for value in data["mean"]),
+            std=tuple(float(value) for value in data["std"]),
+        )
+
+    def apply(self, image: Image.Image) -> np.ndarray[Any, Any]:
+        """A PIL image as float32 [channels, height, width]."""
+        image = image.convert("L" if self.size[0] == 1 else "RGB")
+        pixels = np.asarray(self._crop(self._resize(image)), np.float32) / np.float32(255)
+        pixels = pixels.reshape(self.size[1], self.size[2], self.size[0])
+        normalised = (pixels - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
+        return np.ascontiguousarray(normalised.transpose(2, 0, 1))
+
+    def _resize(self, image: Image.Image) -> Image.Image:
+        height, width = (math.floor(side / self.crop_pct) for side in self.size[1:])
+        if self.crop_mode == "center":
+            short = height  # timm: a square target resizes the short side and keeps the aspect ratio
+            if image.width <= image.height:
+                width, height = short, int(short * image.height / image.width)
+            else:
+                width, height = int(short * image.width / image.height), short
+        return image.resize((width, height), _FILTERS[self.interpolation])
+
+    def _crop(self, image: Image.Image) -> Image.Image:
+        _, height, width = self.size
+        left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+        return image.crop((left, top, left + width, top + height))
