@@ -1,0 +1,146 @@
+"""From recordings to a plan: which forms each site may take, and the search that decides."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ptq4vit_onnx.grids import Grid, affine_grid, covering, twin_gelu_grid, twin_softmax_grid, uniform_grid
+from ptq4vit_onnx.objective import objective_of
+from ptq4vit_onnx.options import Options
+from ptq4vit_onnx.plan import Outliers, SitePlan
+from ptq4vit_onnx.search import ProductSearch
+from ptq4vit_onnx.sites import Site
+from ptq4vit_onnx.tape import Recording
+from ptq4vit_onnx.weight_codes import shipped
+
+HEADS_AXIS, COLUMNS_AXIS = -3, -1
+# A channel is an outlier if its largest value exceeds this many times the 99 % quantile of all channels' largest.
+OUTLIER_RATIO = 4.0
+MINIMUM_CHANNELS = 32  # below this a 99 % quantile says nothing
+
+
+def calibrate(
+    tape: Iterable[Recording],
+    options: Options,
+    known: dict[str, SitePlan] | None = None,
+    on_site: Callable[[Site, SitePlan], None] = lambda site, plan: None,
+) -> dict[str, SitePlan]:
+    """A plan for every recorded site; sites in `known` (of an interrupted run) are taken as they are."""
+    plans: dict[str, SitePlan] = {}
+    for recording in tape:
+        name = recording.site.name
+        plans[name] = known[name] if known and name in known else plan_site(recording, options)
+        on_site(recording.site, plans[name])
+        del recording
+    return plans
+
+
+def plan_site(recording: Recording, options: Options) -> SitePlan:
+    """Search both sides of one product."""
+    started = time.perf_counter()
+    main, outliers = split_outliers(recording, options)
+    site = main.site
+    search = ProductSearch(objective_of(main, options.metric), options, site.rhs_is_weight)
+    groups, axis = rhs_groups(main, options)
+    rhs_grid = uniform_grid(main.rhs, options.weight_bits if site.rhs_is_weight else options.activation_bits,
+                            groups, axis, options)  # fmt: skip
+    start = covering(main.rhs, rhs_grid.bits, groups, axis)
+    found = search.run(lhs_grids(main, options), rhs_grid, start)
+    plan = SitePlan(
+        site.kind, site.lhs_source, found.lhs, found.rhs, outliers,
+        losses={options.metric: found.loss / search.whole.out.numel(), "seconds": time.perf_counter() - started},
+    )  # fmt: skip
+    return (
+        replace(plan, bias_correction=bias_correction(recording, plan)) if options.bias_correction else plan
+    )
+
+
+def lhs_grids(recording: Recording, options: Options) -> list[Grid]:
+    """The forms the left side may take: twins where they belong, symmetric, and with a zero point if allowed."""
+    site, bits, x = recording.site, options.activation_bits, recording.lhs
+    twin = {"softmax": ("softmax", "both", "auto"), "gelu": ("gelu", "both", "auto")}.get(site.lhs_source, ())
+    forms: list[Grid] = []
+    if options.twin in twin:
+        forms.append(
+            twin_softmax_grid(bits) if site.lhs_source == "softmax" else twin_gelu_grid(x, bits, options)
+        )
+        if options.twin != "auto":
+            return forms
+    if options.activations == "affine" and (site.kind != "matmul" or site.lhs_source == "softmax"):
+        forms.append(affine_grid(x, bits, options))
+        if site.lhs_source != "other":
+            return forms  # values that hardly go below zero: a symmetric range wastes half its codes
+    return [*forms, uniform_grid(x, bits, site.heads, HEADS_AXIS, options)]
+
+
+def rhs_groups(recording: Recording, options: Options) -> tuple[int, int]:
+    """How many scales the right side has, and along which axis."""
+    site = recording.site
+    if not site.rhs_is_weight:
+        return site.heads, HEADS_AXIS
+    columns = recording.rhs.shape[COLUMNS_AXIS]
+    return (columns if options.weights == "per-channel" else site.weight_groups), COLUMNS_AXIS
+
+
+def split_outliers(recording: Recording, options: Options) -> tuple[Recording, Outliers | None]:
+    """The product without its outlier channels, and the quantizers of those channels by themselves."""
+    channels = outlier_channels(recording) if options.outliers == "auto" else []
+    if not channels:
+        return recording, None
+    index = torch.tensor(channels)
+    alone = replace(recording, site=replace(recording.site, lhs_source="other"),
+                    lhs=recording.lhs[:, index].contiguous(), rhs=recording.rhs[index].contiguous())  # fmt: skip
+    plan = plan_site(alone, replace(options, outliers="none", bias_correction=False))
+    rest = replace(
+        recording, lhs=recording.lhs.index_fill(1, index, 0.0), rhs=recording.rhs.index_fill(0, index, 0.0)
+    )
+    return rest, Outliers(tuple(channels), plan.lhs, plan.rhs)  # type: ignore[arg-type]
+
+
+def outlier_channels(recording: Recording) -> list[int]:
+    """Input channels of a linear that dwarf all others (massive activations)."""
+    if recording.site.kind != "linear" or recording.lhs.shape[1] < MINIMUM_CHANNELS:
+        return []
+    largest = recording.lhs.abs().amax(0)
+    limit = OUTLIER_RATIO * torch.quantile(largest, 0.99)
+    return [int(channel) for channel in (largest > limit).nonzero().flatten()]
+
+
+def quantized_product(lhs: Tensor, rhs: Tensor, plan: SitePlan) -> Tensor:
+    """lhs @ rhs as the plan computes it, before bias: the one definition for search, simulator and bias correction.
+
+    linear and conv: lhs [.., inputs], rhs [inputs, outputs]. matmul: [.., heads, rows, inner] each.
+    """
+    if plan.kind == "matmul":
+        return plan.lhs.fake_quantize(lhs) @ plan.rhs.fake_quantize(rhs)
+    return with_weight(lhs, plan, *shipped_sides(rhs, plan))
+
+
+def shipped_sides(weight: Tensor, plan: SitePlan) -> tuple[Tensor, Tensor | None]:
+    """The weights of the main product and of the outliers' product, as they ship, decoded."""
+    if plan.outliers is None:
+        return shipped(weight.contiguous(), plan.lhs, plan.rhs), None
+    index = torch.tensor(plan.outliers.channels)
+    main = shipped(weight.index_fill(0, index, 0.0), plan.lhs, plan.rhs)
+    return main, shipped(weight[index].contiguous(), plan.outliers.lhs, plan.outliers.rhs)
+
+
+def with_weight(lhs: Tensor, plan: SitePlan, main: Tensor, narrow: Tensor | None) -> Tensor:
+    out = plan.lhs.fake_quantize(lhs) @ main
+    if plan.outliers is None or narrow is None:
+        return out
+    index = torch.tensor(plan.outliers.channels)
+    return out + plan.outliers.lhs.fake_quantize(lhs[..., index]) @ narrow
+
+
+def bias_correction(recording: Recording, plan: SitePlan) -> tuple[float, ...] | None:
+    """Minus the mean error of each output channel on the calibration images; linears and conv only."""
+    if not recording.site.rhs_is_weight:
+        return None
+    error = quantized_product(recording.lhs, recording.rhs, plan) - recording.lhs @ recording.rhs
+    return tuple(-float(value) for value in error.mean(0))

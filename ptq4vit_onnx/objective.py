@@ -1,0 +1,129 @@
+"""What the search minimises: how far a product's output moves, by the chosen metric, per group.
+
+With d = quantised - float output and o = float output, over all elements of a group:
+    hessian   sum g^2 d^2       (Eq. 7 of the paper: g = d loss / d output)
+    mse       sum d^2
+    cosine    1 - <o, o+d> / (|o| |o+d|)
+    pearson   the same, both centred
+All four follow from a few sums, so the exact value and the fast estimate share `value`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ptq4vit_onnx.grids import group_reduce
+from ptq4vit_onnx.options import Metric
+from ptq4vit_onnx.tape import Recording
+
+CHUNK_ELEMENTS = 4_000_000  # outputs held at once while a candidate is measured: bounds memory, not results
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Per group [groups], float64. quad: sum h d^2; dot: <d, o>; total: sum d. The last three are of o alone."""
+
+    quad: Tensor
+    dot: Tensor
+    total: Tensor
+    o_squared: Tensor
+    o_total: Tensor
+    size: float
+
+    def value(self, metric: Metric) -> Tensor:
+        if metric in ("hessian", "mse"):
+            return self.quad
+        quad, dot, o_squared = self.quad, self.dot, self.o_squared
+        if metric == "pearson":
+            quad = quad - self.total**2 / self.size
+            dot = dot - self.total * self.o_total / self.size
+            o_squared = o_squared - self.o_total**2 / self.size
+        norm = (o_squared * (o_squared + 2 * dot + quad).clamp(min=0)).sqrt()
+        return 1 - (o_squared + dot) / norm.clamp(min=1e-30)
+
+
+class Objective:
+    """One product with its float output and the weight h of each output element.
+
+    lhs [.., n, K], rhs [.., K, M] or [K, M], h like the output. h is g^2 scaled to mean 1 for hessian, else ones.
+    """
+
+    def __init__(self, lhs: Tensor, rhs: Tensor, h: Tensor | None, metric: Metric) -> None:
+        self.lhs, self.rhs, self.h, self.metric = lhs, rhs, h, metric
+        self.out = lhs @ rhs
+
+    def chunks(self) -> Iterator[slice]:
+        """Slices of the leading axis (rows of a linear, batches of a matmul)."""
+        per_entry = max(1, self.out[0].numel())
+        step = max(1, CHUNK_ELEMENTS // per_entry)
+        for start in range(0, self.out.shape[0], step):
+            yield slice(start, start + step)
+
+    def loss(self, lhs: Tensor, rhs: Tensor, groups: int, axis: int) -> Tensor:
+        """The metric of the quantised sides, per group along `axis` of the output: float64 [groups]."""
+        sums: list[Tensor] = []
+        for part in self.chunks():
+            o = self.out[part]
+            d = lhs[part] @ (rhs if rhs.dim() == 2 else rhs[part]) - o
+            weighted = d * d if self.h is None else self.h[part] * d * d
+            pieces = [weighted] if self.metric in ("hessian", "mse") else [weighted, d * o, d, o * o, o]
+            sums.append(torch.stack([group_reduce(piece, groups, axis, "sum").double() for piece in pieces]))
+        total = torch.stack(sums).sum(0)
+        if len(total) == 1:
+            return total[0]
+        return Sums(*total, size=self.out.numel() / groups).value(self.metric)
+
+
+def objective_of(recording: Recording, metric: Metric) -> Objective:
+    """The recording as an objective. Rows no gradient reaches do not count under the Hessian metric: they are left out
+    (in the last block that is nearly all of them)."""
+    lhs, rhs, grad = recording.lhs, recording.rhs, recording.grad
+    if metric != "hessian":
+        return Objective(lhs, rhs, None, metric)
+    kept = (grad != 0).any(-1)
+    if kept.dim() > 1:
+        kept = kept.flatten(0, -2).any(0)
+    if not kept.all():
+        index = kept.nonzero().flatten() if kept.any() else torch.tensor([0])
+        lhs, grad = lhs.index_select(-2, index), grad.index_select(-2, index)
+    return Objective(lhs, rhs, _squared_to_mean_one(grad), metric)
+
+
+def _squared_to_mean_one(grad: Tensor) -> Tensor:
+    """g^2 over its mean; divided before squaring, because squares of small gradients leave float32's range."""
+    largest = grad.abs().max()
+    if largest == 0:
+        return torch.ones_like(grad)
+    h = (grad / largest).square_()
+    return h.div_(h.mean(dtype=torch.float64).to(torch.float32))
+
+
+def subsample(objective: Objective, limit: int, seed: int) -> Objective:
+    """An objective of at most about `limit` elements on a side that ranks candidates as the whole one does.
+
+    A linear keeps the rows that weigh most and a random part of the others, weighted up to stand for all of them, so
+    that sums stay unbiased. A matmul keeps random entries of its leading axis (images, or windows of images).
+    """
+    entries = objective.out.shape[0]
+    wanted = max(1, limit // max(1, objective.out[0].numel(), objective.lhs[0].numel()))
+    if wanted >= entries:
+        return objective
+    generator = torch.Generator().manual_seed(seed)
+    if objective.lhs.dim() > 2 or objective.h is None:
+        index = torch.randperm(entries, generator=generator)[:wanted].sort().values
+        h = None if objective.h is None else objective.h[index]
+        rhs = objective.rhs if objective.rhs.dim() == 2 else objective.rhs[index]
+        return Objective(objective.lhs[index], rhs, h, objective.metric)
+    energy = objective.lhs.square().mean(-1)
+    order = (objective.h.sum(-1) * (energy + energy.mean())).argsort(descending=True, stable=True)
+    heavy, light = order[: wanted // 2], order[wanted // 2 :]
+    drawn = light[torch.randperm(len(light), generator=generator)[: wanted - len(heavy)]]
+    weight = torch.cat([torch.ones(len(heavy)), torch.full((len(drawn),), len(light) / len(drawn))])
+    index = torch.cat([heavy, drawn])
+    return Objective(
+        objective.lhs[index], objective.rhs, objective.h[index] * weight[:, None], objective.metric
+    )

@@ -1,0 +1,93 @@
+"""Every choice a user can make about calibration, as one frozen value that prints and is stored in the plan."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.quantizers import MAX_BITS, MIN_BITS
+
+Method = Literal["ptq4vit", "base"]
+Metric = Literal["hessian", "mse", "cosine", "pearson"]
+Twin = Literal["auto", "both", "softmax", "gelu", "none"]
+Weights = Literal["per-channel", "per-tensor"]
+Activations = Literal["affine", "symmetric"]
+OutlierMode = Literal["auto", "none"]
+Search = Literal["fast", "exhaustive"]
+Labels = Literal["sampled", "argmax"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The defaults are what measured best; `Options.base` and `Options.paper` are the paper's own two settings.
+
+    alpha, beta: candidates are spread over [alpha, beta] x the scale that just covers the largest value.
+    twin: which inputs get two ranges; auto decides per site whether the second range pays for itself.
+    activations: affine offers a zero point next to the symmetric form of the paper, and keeps the better.
+    outliers: auto gives single input channels that dwarf all others a scale of their own.
+    """
+
+    weight_bits: int = 8
+    activation_bits: int = 8
+    method: Method = "ptq4vit"
+    metric: Metric = "hessian"
+    twin: Twin = "auto"
+    weights: Weights = "per-channel"
+    activations: Activations = "affine"
+    outliers: OutlierMode = "auto"
+    bias_correction: bool = False
+    search: Search = "fast"
+    rounds: int = 3
+    candidates: int = 100
+    alpha: float = 0.0
+    beta: float = 1.2
+    labels: Labels = "sampled"
+    images: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("weight_bits", "activation_bits"):
+            if not MIN_BITS <= getattr(self, name) <= MAX_BITS:
+                raise UserError(f"{name} is {getattr(self, name)}; expected {MIN_BITS}..{MAX_BITS}")
+        for name in ("rounds", "candidates", "images"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; expected at least 1")
+        if not 0 <= self.alpha < self.beta:
+            raise UserError(f"alpha {self.alpha} and beta {self.beta} are not 0 <= alpha < beta")
+        for name, kind in _CHOICES.items():
+            if getattr(self, name) not in get_args(kind):
+                raise UserError(
+                    f"{name} is {getattr(self, name)!r}; expected one of {', '.join(get_args(kind))}"
+                )
+
+    @classmethod
+    def base(cls, **changes: Any) -> Options:
+        """Base PTQ of the paper's appendix: cosine, one round, no twins, layer-wise symmetric scales."""
+        form = cls(method="base", metric="cosine", twin="none", rounds=1, alpha=0.5)
+        return replace(form, **{**_LAYERWISE, **changes})
+
+    @classmethod
+    def paper(cls, **changes: Any) -> Options:
+        """PTQ4ViT exactly as published: both twins, Hessian metric, layer-wise symmetric scales."""
+        return replace(cls(twin="both"), **{**_LAYERWISE, **changes})
+
+    def to_data(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def label(self) -> str:
+        return f"w{self.weight_bits}a{self.activation_bits}"
+
+
+_LAYERWISE = {"weights": "per-tensor", "activations": "symmetric", "outliers": "none"}
+_CHOICES: dict[str, Any] = {
+    "method": Method,
+    "metric": Metric,
+    "twin": Twin,
+    "weights": Weights,
+    "activations": Activations,
+    "outliers": OutlierMode,
+    "search": Search,
+    "labels": Labels,
+}

@@ -1,0 +1,77 @@
+"""The torch model with a plan applied: fake-quantised, for accuracy without ONNX and as one side of parity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ptq4vit_onnx.calibrate import shipped_sides, with_weight
+from ptq4vit_onnx.plan import ScalePlan, SitePlan
+from ptq4vit_onnx.products import Call, watching
+
+Progress = Callable[[Iterable[Any], str], Iterable[Any]]
+
+
+class Simulator:
+    """A handler that computes each planned product as the plan says; weights are prepared once.
+
+    sites: leave None to apply the whole plan; a set of names applies only those and leaves the others in float.
+    """
+
+    def __init__(self, plan: ScalePlan | Mapping[str, SitePlan], sites: set[str] | None = None) -> None:
+        self.plans = plan.sites if isinstance(plan, ScalePlan) else plan
+        self.only = sites
+        self.weights: dict[str, tuple[Tensor, Tensor | None]] = {}
+
+    def __call__(self, call: Call) -> Tensor:
+        name = call.site.name
+        if self.only is not None and name not in self.only:
+            return call.plain()
+        plan = self.plans[name]
+        if plan.kind == "matmul":
+            return call.finish(plan.lhs.fake_quantize(call.lhs) @ plan.rhs.fake_quantize(call.rhs))
+        if name not in self.weights:
+            self.weights[name] = shipped_sides(call.rhs, plan)
+        out = call.finish(with_weight(call.lhs, plan, *self.weights[name]))
+        if plan.bias_correction is None:
+            return out
+        shape = (-1, 1, 1) if plan.kind == "conv" else (-1,)
+        return out + out.new_tensor(plan.bias_correction).reshape(shape)
+
+
+def simulate(
+    model: nn.Module,
+    plan: ScalePlan | Mapping[str, SitePlan] | None,
+    images: np.ndarray[Any, Any],
+    batch: int = 16,
+    sites: set[str] | None = None,
+    progress: Progress = lambda items, _title: items,
+    title: str = "simulating",
+) -> np.ndarray[Any, Any]:
+    """Logits [n, classes] of the model under the plan, or of the float model where plan is None."""
+    watch = nullcontext() if plan is None else watching(model, Simulator(plan, sites))
+    starts = range(0, len(images), batch)
+    with torch.no_grad(), watch:
+        chunks = [model(torch.from_numpy(images[start : start + batch])) for start in progress(starts, title)]
+    return torch.cat(chunks).numpy()  # type: ignore[no-any-return]
+
+
+def site_outputs(
+    model: nn.Module, plan: ScalePlan | Mapping[str, SitePlan], images: np.ndarray[Any, Any]
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Every site's output (bias included) under the plan, in the order the sites are computed."""
+    simulator, found = Simulator(plan), {}
+
+    def note(call: Call) -> Tensor:
+        out = simulator(call)
+        found[call.site.name] = out.numpy()
+        return out
+
+    with torch.no_grad(), watching(model, note):
+        model(torch.from_numpy(images))
+    return found

@@ -1,0 +1,189 @@
+"""Recording: what every product multiplied and how the loss reacts to its output, one site at a time.
+
+One forward pass over all images keeps only what enters each block. Then, from the last block to the first, the block
+is run again in small batches with gradients, its sites are handed out, and the memory is free again. So the whole
+tape costs two forward passes and one backward pass, and holds one block's recordings at a time, whatever the depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ptq4vit_onnx.options import Labels
+from ptq4vit_onnx.products import Call, discover, watching
+from ptq4vit_onnx.sites import Site
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One site on all images. lhs, rhs: the two sides, float32; rhs of a linear is its weight [inputs, outputs].
+
+    grad: d loss / d (lhs @ rhs), in the output's shape, of the loss summed over images: independent of batching.
+    linear and conv: lhs [rows, inputs], grad [rows, outputs]. matmul: lhs [.., heads, rows, inner].
+    """
+
+    site: Site
+    lhs: Tensor
+    rhs: Tensor
+    grad: Tensor
+
+
+@dataclass
+class _Pieces:
+    site: Site
+    lhs: list[Tensor] = field(default_factory=list)
+    rhs: list[Tensor] = field(default_factory=list)
+    grad: list[Tensor | None] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        return all(grad is not None for grad in self.grad)
+
+    def join(self) -> Recording:
+        if self.site.rhs_is_weight:
+            lhs = torch.cat([piece.flatten(0, -2) for piece in self.lhs])
+            grad = torch.cat([piece.flatten(0, -2) for piece in self.grad if piece is not None])
+            return Recording(self.site, lhs, self.rhs[0].contiguous(), grad)
+        grad = torch.cat([piece for piece in self.grad if piece is not None])
+        return Recording(self.site, torch.cat(self.lhs), torch.cat(self.rhs), grad)
+
+
+class Recorder:
+    """A handler that lets the model compute and keeps each product's sides and, when it comes, its gradient."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[str, _Pieces] = {}
+
+    def __call__(self, call: Call) -> Tensor:
+        out = call.plain()
+        if not out.requires_grad:
+            return out
+        pieces = self.pieces.setdefault(call.site.name, _Pieces(call.site))
+        slot = len(pieces.lhs)  # gradients come back in the engine's order, not in that of the calls
+        pieces.lhs.append(call.lhs.detach())
+        pieces.rhs.append(call.rhs.detach())
+        pieces.grad.append(None)
+        out.register_hook(lambda grad: pieces.grad.__setitem__(slot, call.unfinish(grad.detach())))
+        return out
+
+    def take(self) -> Iterator[Recording]:
+        """Hand out and forget what is complete, last site first."""
+        for name in [name for name, pieces in reversed(self.pieces.items()) if pieces.complete]:
+            yield self.pieces.pop(name).join()
+
+
+@dataclass
+class _Segment:
+    """The border of one block: what entered it (with the graph that made it) and what left it (a new leaf)."""
+
+    block: nn.Module
+    entered: list[Tensor] = field(default_factory=list)
+    left: list[Tensor] = field(default_factory=list)
+    arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+
+
+def record(
+    model: nn.Module, images: Tensor, seed: int = 0, labels: Labels = "sampled", batch: int = 4
+) -> Iterator[Recording]:
+    """Every site of the model on `images` [n, C, H, W], last site first."""
+    model.requires_grad_(False)
+    sites = discover(model, images[:1])
+    segments = [_Segment(block) for block in find_blocks(model, sites)]
+    recorder = Recorder()
+    with torch.enable_grad(), watching(model, recorder):
+        _forward(model, images, segments, seed, labels, batch)
+    yield from recorder.take()
+    for segment in reversed(segments):
+        with torch.enable_grad(), watching(model, recorder):
+            upstream = _replay(segment)
+        yield from recorder.take()
+        _backward_into(segment, upstream)
+        yield from recorder.take()
+
+
+def _forward(
+    model: nn.Module, images: Tensor, segments: list[_Segment], seed: int, labels: Labels, batch: int
+) -> None:
+    """One pass over all images, cut at the blocks; leaves the loss's gradient in what left the last block."""
+    with ExitStack() as stack:
+        for segment in segments:
+            original = segment.block.forward
+            stack.callback(setattr, segment.block, "forward", original)
+            segment.block.forward = _cutting(segment, original)  # type: ignore[method-assign]
+        losses = []
+        generator = torch.Generator().manual_seed(seed)
+        for chunk in images.split(batch):
+            logits = model(chunk.clone().requires_grad_(True))
+            losses.append(F.cross_entropy(logits, draw_labels(logits, labels, generator), reduction="sum"))
+    torch.stack(losses).sum().backward()
+
+
+def draw_labels(logits: Tensor, labels: Labels, generator: torch.Generator) -> Tensor:
+    """Labels for the loss, one per image.
+
+    sampled: drawn from the model's own softmax, so that the expected squared gradient is the Fisher diagonal the
+    paper's metric stands on. (Cross-entropy against the soft prediction itself has a gradient of exactly zero.)
+    """
+    if labels == "argmax":
+        return logits.detach().argmax(-1)
+    probabilities = logits.detach().double().softmax(-1)
+    draws = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64)
+    return (probabilities.cumsum(-1) < draws).sum(-1).clamp(max=logits.shape[-1] - 1)
+
+
+def _cutting(segment: _Segment, forward: Any) -> Any:
+    def run(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        segment.entered.append(x)
+        segment.arguments.append((args, kwargs))
+        with torch.no_grad():
+            out: Tensor = forward(x, *args, **kwargs)
+        segment.left.append(out.detach().requires_grad_(True))
+        return segment.left[-1]
+
+    return run
+
+
+def _replay(segment: _Segment) -> list[Tensor]:
+    """Run the block again with gradients; returns d loss / d entered for each batch."""
+    upstream = []
+    for entered, left, (args, kwargs) in zip(segment.entered, segment.left, segment.arguments, strict=True):
+        x = entered.detach().requires_grad_(True)
+        out = segment.block(x, *args, **kwargs)
+        assert left.grad is not None, "a block's output does not reach the loss"
+        torch.autograd.backward(out, left.grad)
+        assert x.grad is not None
+        upstream.append(x.grad)
+        left.grad = None
+    return upstream
+
+
+def _backward_into(segment: _Segment, upstream: list[Tensor]) -> None:
+    """Carry the gradient through whatever lies between this block and the one before it; forget this block."""
+    pairs = [(x, grad) for x, grad in zip(segment.entered, upstream, strict=True) if x.requires_grad]
+    if pairs:
+        torch.autograd.backward([x for x, _ in pairs], [grad for _, grad in pairs])
+    segment.entered.clear()
+    segment.left.clear()
+
+
+def find_blocks(model: nn.Module, sites: list[Site]) -> list[nn.Module]:
+    """The largest modules that hold exactly one attention each: `blocks.0`, `layers.1.blocks.0`, ..."""
+    attentions = [site.scope for site in sites if site.lhs_source == "softmax"]
+    paths = []
+    for scope in attentions:
+        path = scope
+        while "." in path:
+            parent = path.rpartition(".")[0]
+            inside = [other for other in attentions if other.startswith(parent + ".")]
+            if len(inside) > 1 or isinstance(model.get_submodule(parent), nn.ModuleList):
+                break
+            path = parent
+        paths.append(path)
+    return [model.get_submodule(path) for path in paths]
