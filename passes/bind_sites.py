@@ -46,8 +46,8 @@ def _site_names(model: Any, scopes: list[str], sites: Sequence[Site]) -> dict[in
     for scope in {**expected, **found}:
         if len(found[scope]) != len(expected[scope]):
             raise UserError(
-                f"cannot bind sites in {scope or 'the model'}: torch computed {len(expected[scope])} products "
-                f"({', '.join(expected[scope]) or 'none'}), the ONNX graph has {len(found[scope])}"
+                f"cannot bind sites in {scope or 'the model'}: torch computed {len(expected[scope])} "
+                f"products ({', '.join(expected[scope]) or 'none'}), the ONNX graph has {len(found[scope])}"
             )
     return {
         index: name for scope in expected for index, name in zip(found[scope], expected[scope], strict=True)

@@ -1,0 +1,105 @@
+"""How codes travel: as bytes, with a zero point, and never beyond what the plan's bits allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ptq4vit_onnx.passes.work import Work, scalar
+from ptq4vit_onnx.quantizers import Affine, Uniform
+from ptq4vit_onnx.weight_codes import INT16_MAX
+
+
+@dataclass(frozen=True)
+class ByteCodes:
+    """Bytes low..high that stand for (byte - zero) * scale. `signed`: int8 instead of uint8."""
+
+    scale: float
+    zero: int
+    low: int
+    high: int
+    signed: bool = False
+
+    @property
+    def kind(self) -> Any:
+        return np.int8 if self.signed else np.uint8
+
+    @property
+    def largest(self) -> int:
+        """The largest magnitude of a byte, as the integer kernels see it."""
+        return max(abs(self.low), abs(self.high))
+
+
+def bytes_of(quantizer: Uniform | Affine, scale: float, *, never_negative: bool = False) -> ByteCodes:
+    """The bytes for a quantizer with one scale.
+
+    Symmetric codes are shifted up by 2^(k-1): lhs must be unsigned for the fast kernels. Of values that are
+    never negative (softmax) only the codes 0 .. 2^(k-1)-1 occur, and they need no shift.
+    """
+    if isinstance(quantizer, Affine):
+        return ByteCodes(scale, quantizer.zero_point[0], 0, quantizer.high)
+    if never_negative:
+        return ByteCodes(scale, 0, 0, quantizer.high)
+    return ByteCodes(scale, -quantizer.low, 0, quantizer.high - quantizer.low)
+
+
+def add_quantize(work: Work, x: Any, codes: ByteCodes, name: str, reach: float = np.inf) -> Any:
+    """`x` as bytes: QuantizeLinear, which saturates at 0 and 255, and a Clip where the plan ends earlier.
+
+    reach: the largest value that x can hold; a Clip it cannot come up against is left out. Clipping bytes
+    costs a quarter of clipping floats.
+    """
+    scale = work.constant(f"{name}/scale", scalar(codes.scale, np.float32))
+    zero = work.constant(f"{name}/zero_point", scalar(codes.zero, np.uint8))
+    quantized = work.add("QuantizeLinear", f"{name}/QuantizeLinear", [x, scale, zero])
+    if codes.low <= 0 and np.rint(np.float32(reach) / np.float32(codes.scale)) + codes.zero <= codes.high:
+        return quantized
+    return add_clip(work, quantized, codes, name)
+
+
+def add_clip(work: Work, x: Any, codes: ByteCodes, name: str) -> Any:
+    """Bytes `x` kept within low..high; nothing where QuantizeLinear's own saturation does it."""
+    if codes.low <= 0 and codes.high >= 255:
+        return x
+    empty = gs.Variable.empty()
+    low = work.constant(f"{name}/low", scalar(codes.low, np.uint8)) if codes.low > 0 else empty
+    high = work.constant(f"{name}/high", scalar(codes.high, np.uint8)) if codes.high < 255 else empty
+    return work.add("Clip", f"{name}/Clip", [x, low, high])
+
+
+def add_dequantize(work: Work, x: Any, codes: ByteCodes, name: str) -> Any:
+    """The numbers that bytes `x` stand for; ONNX Runtime melts this node into the product behind it."""
+    scale = work.constant(f"{name}/scale", scalar(codes.scale, np.float32))
+    kind = "_signed" if codes.signed else ""
+    zero = work.constant(f"{name}/zero_point{kind}", scalar(codes.zero, codes.kind))
+    return work.add("DequantizeLinear", f"{name}/DequantizeLinear", [x, scale, zero])
+
+
+def signed_bytes(codes: ByteCodes) -> ByteCodes:
+    """The int8 codes of the same numbers: the same where they fit, else shifted down by 128."""
+    shift = 0 if codes.high <= 127 else 128
+    return ByteCodes(codes.scale, codes.zero - shift, codes.low - shift, codes.high - shift, signed=True)
+
+
+def fits_signed(lhs_largest: int, rhs: ByteCodes) -> bool:
+    """May `rhs` be sent as int8 next to unsigned lhs bytes up to `lhs_largest`?
+
+    The u8 x s8 kernel is faster than u8 x u8, but it adds two neighbouring products in int16 where the CPU
+    has no VNNI, and here no side is constant and could be made pair-safe: so the worst case must fit.
+    """
+    return 2 * lhs_largest * signed_bytes(rhs).largest <= INT16_MAX
+
+
+def add_signed(work: Work, x: Any, codes: ByteCodes, name: str) -> tuple[Any, ByteCodes]:
+    """Unsigned bytes as int8.
+
+    Shifting down by 128 is adding 128 modulo 256 and reading the byte as signed: both are what ONNX Runtime
+    and onnx's reference do with uint8, and an Add of bytes is six times faster there than a BitwiseXor.
+    """
+    if codes.high > 127:
+        x = work.add("Add", f"{name}/Add", [x, work.constant(f"{name}/shift", scalar(128, np.uint8))])
+    return work.add("Cast", f"{name}/Cast", [x], to=onnx.TensorProto.INT8), signed_bytes(codes)

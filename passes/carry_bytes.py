@@ -1,0 +1,95 @@
+"""Quantise before data is moved, so that bytes are moved instead of floats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_graphsurgeon as gs
+
+from ptq4vit_onnx.passes.a_pass import Pass
+from ptq4vit_onnx.passes.work import Work
+
+_SAME_SIZE = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity")
+
+
+class CarryBytes(Pass):
+    """Move every QuantizeLinear up, over operations that only move data.
+
+        x -> Transpose -> Reshape -> QuantizeLinear    becomes    x -> QuantizeLinear -> Transpose -> Reshape
+
+    The codes are the same, because rounding is element-wise. Stops at a tensor that somebody else reads as
+    floats, and at operations that pick a part of their input: quantising what is thrown away would cost
+    more. A roll (Concat of the two Slices of one tensor) moves all of its input, so it is passed.
+    """
+
+    requires = ("SplitSoftmax", "SplitGelu")
+
+    def apply(self, work: Work) -> int:
+        nodes = [node for node in work.graph.nodes if node.op == "QuantizeLinear"]
+        shown = {id(tensor) for tensor in work.graph.outputs}
+        return sum(_carry(node, shown) for node in nodes)
+
+
+def _carry(quantize: Any, shown: set[int]) -> int:
+    """Lift one QuantizeLinear, and a Clip that belongs to it, as high as it goes."""
+    last = _clip_behind(quantize) or quantize
+    bottom = top = quantize.inputs[0]
+    passed: list[tuple[Any, list[Any]]] = []
+    unit = _movement_above(top, [quantize], shown)
+    while unit is not None:
+        passed.append(unit)
+        top = unit[0]
+        unit = _movement_above(top, unit[1], shown)
+    if not passed:
+        return 0
+    _swap(quantize, last, top, bottom, passed)
+    return 1
+
+
+def _swap(quantize: Any, last: Any, top: Any, bottom: Any, passed: list[tuple[Any, list[Any]]]) -> None:
+    """top -> moves -> bottom -> quantize..last -> codes becomes top -> quantize..last -> moves -> codes."""
+    codes = last.outputs[0]
+    first_movers = passed[-1][1]
+    lifted = gs.Variable(f"{codes.name}.lifted")
+    maker = bottom.inputs[0]
+    last.outputs = [lifted]
+    quantize.inputs[0] = top
+    for node in first_movers:
+        node.inputs = [lifted if item is top else item for item in node.inputs]
+    maker.outputs = [codes]
+
+
+def _clip_behind(quantize: Any) -> Any | None:
+    readers = list(quantize.outputs[0].outputs)
+    return readers[0] if len(readers) == 1 and readers[0].op == "Clip" else None
+
+
+def _movement_above(tensor: Any, readers: list[Any], shown: set[int]) -> tuple[Any, list[Any]] | None:
+    """(input, nodes that read it) of the movement that makes `tensor`, if only `readers` read the tensor.
+
+    shown: ids of the graph's outputs, which the model's user reads.
+    """
+    private = {id(node) for node in tensor.outputs} == {id(node) for node in readers}
+    if not tensor.inputs or not private or id(tensor) in shown:
+        return None
+    node = tensor.inputs[0]
+    if node.op in _SAME_SIZE and all(isinstance(item, gs.Constant) for item in node.inputs[1:]):
+        return node.inputs[0], [node]
+    return _roll(node)
+
+
+def _roll(node: Any) -> tuple[Any, list[Any]] | None:
+    """Concat(Slice(x, n..), Slice(x, ..n)): x and the two Slices."""
+    slices = [item.inputs[0] for item in node.inputs if item.inputs] if node.op == "Concat" else []
+    if len(slices) != 2 or len(node.inputs) != 2 or any(item.op != "Slice" for item in slices):
+        return None
+    source = slices[0].inputs[0]
+    single = all(len(item.outputs[0].outputs) == 1 for item in slices)
+    if slices[1].inputs[0] is not source or not single or not _is_whole(node, source):
+        return None
+    return source, slices
+
+
+def _is_whole(concat: Any, source: Any) -> bool:
+    """Do the two slices together hold each element of `source` once?"""
+    return concat.outputs[0].shape is not None and list(concat.outputs[0].shape) == list(source.shape or [])

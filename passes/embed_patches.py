@@ -1,0 +1,108 @@
+"""The patch embedding as a product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ptq4vit_onnx.passes.a_pass import Pass
+from ptq4vit_onnx.passes.work import Product, Work, integers
+
+
+class EmbedPatches(Pass):
+    """A convolution whose patches do not overlap is a product over flattened patches.
+
+        image -> Conv -> [batch, channels, rows, columns]     becomes
+        image -> Reshape -> Transpose -> Reshape -> MatMul -> Add -> [batch, rows * columns, channels]
+
+    What follows a patch embedding turns the channels last; where that is all it does, it is dropped.
+    Refuses kernels that differ from the stride, padding, groups, and images that are no whole number of
+    patches.
+    """
+
+    requires = ("FindProducts",)
+
+    def apply(self, work: Work) -> int:
+        products = [item for item in work.products if item.plan.kind == "conv"]
+        for product in products:
+            self._embed(work, product)
+        return len(products)
+
+    def _embed(self, work: Work, product: Product) -> None:
+        conv, site = product.node, product.site
+        image, weight = conv.inputs[0], conv.inputs[1]
+        channels, depth, height, width = weight.values.shape
+        rows, columns = self._grid(conv, site)
+        shape = integers(0, depth, rows, height, columns, width)
+        patches = work.add(
+            "Reshape", f"{site}/patches/Reshape", [image, work.constant(f"{site}/patches/split", shape)]
+        )
+        patches = work.add("Transpose", f"{site}/patches/Transpose", [patches], perm=[0, 2, 4, 1, 3, 5])
+        flat = work.constant(f"{site}/patches/flat", integers(0, rows * columns, depth * height * width))
+        patches = work.add("Reshape", f"{site}/patches/Reshape_1", [patches, flat])
+        matrix = np.ascontiguousarray(weight.values.reshape(channels, -1).T)
+        out = work.add("MatMul", f"{site}/MatMul", [patches, gs.Constant(f"{site}/float_weight", matrix)])
+        product.node = out.inputs[0]
+        if len(conv.inputs) > 2:
+            out = work.add("Add", f"{site}/Add", [out, conv.inputs[2]])
+        _hand_over(work, conv, out, (rows, columns, channels))
+
+    def _grid(self, conv: Any, site: str) -> tuple[int, int]:
+        kernel = list(conv.inputs[1].values.shape[2:])
+        whole = (
+            list(conv.attrs.get("strides", [1, 1])) == kernel
+            and not any(conv.attrs.get("pads", [0]))
+            and conv.attrs.get("group", 1) == 1
+            and set(conv.attrs.get("dilations", [1])) == {1}
+        )
+        if not whole:
+            raise self.refuse(
+                site,
+                conv.name,
+                f"expected a convolution of stride {kernel} without padding, "
+                f"dilation or groups, got {dict(conv.attrs)}",
+            )
+        size = conv.inputs[0].shape[2:]
+        if not all(isinstance(length, int) for length in size) or size[0] % kernel[0] or size[1] % kernel[1]:
+            raise self.refuse(site, conv.name, f"image {size} is no whole number of patches {kernel}")
+        return size[0] // kernel[0], size[1] // kernel[1]
+
+
+def _hand_over(work: Work, conv: Any, out: Any, grid: tuple[int, int, int]) -> None:
+    """Give `out` [batch, rows * columns, channels] to those who read the convolution's output."""
+    site = conv.name.removesuffix("/Conv")
+    rows, columns, channels = grid
+    shown = any(item is conv.outputs[0] for item in work.graph.outputs)
+    readers = [] if shown else list(conv.outputs[0].outputs)
+    last = _channels_last(readers, rows * columns)
+    if last is not None:
+        replace_tensor(work, last, out)
+        return
+    shape = work.constant(f"{site}/grid", integers(0, rows, columns, channels))
+    out = work.add("Reshape", f"{site}/Reshape", [out, shape])
+    if len(readers) == 1 and readers[0].op == "Transpose" and readers[0].attrs["perm"] == [0, 2, 3, 1]:
+        replace_tensor(work, readers[0].outputs[0], out)
+        return
+    out = work.add("Transpose", f"{site}/Transpose", [out], perm=[0, 3, 1, 2])
+    replace_tensor(work, conv.outputs[0], out)
+
+
+def _channels_last(readers: list[Any], tokens: int) -> Any | None:
+    """The tensor [batch, tokens, channels] behind Reshape [batch, channels, tokens] and Transpose, if any."""
+    if len(readers) != 1 or readers[0].op != "Reshape" or not isinstance(readers[0].inputs[1], gs.Constant):
+        return None
+    shape = readers[0].inputs[1].values
+    behind = list(readers[0].outputs[0].outputs)
+    fits = len(shape) == 3 and shape[2] == tokens and len(behind) == 1
+    if fits and behind[0].op == "Transpose" and behind[0].attrs["perm"] == [0, 2, 1]:
+        return behind[0].outputs[0]
+    return None
+
+
+def replace_tensor(work: Work, old: Any, new: Any) -> None:
+    """`new` takes the place and the name of `old`; the node that computed `old` loses its output."""
+    maker = new.inputs[0]
+    old.inputs.clear()
+    maker.outputs = [old]

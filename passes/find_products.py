@@ -1,0 +1,69 @@
+"""Find the planned products, and refuse a model that is not a float model of the plan's sites."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.passes.a_pass import Pass
+from ptq4vit_onnx.passes.work import Product, Work
+from ptq4vit_onnx.plan import SitePlan
+from ptq4vit_onnx.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform
+
+_QUANTIZED = (
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "MatMulInteger",
+    "QLinearMatMul",
+    "QLinearConv",
+    "ConvInteger",
+)
+_PRODUCT_OF_KIND = {"linear": ("MatMul", "Gemm"), "conv": ("Conv",), "matmul": ("MatMul",)}
+
+
+class FindProducts(Pass):
+    """Bind every site of the plan to its product node SITE/MatMul, SITE/Gemm or SITE/Conv.
+
+    Refuses a graph with quantised operations (it would be quantised twice), with operations outside the
+    default domain, without one of the planned products, or with a plan that has no meaning for its site.
+    """
+
+    def apply(self, work: Work) -> int:
+        by_name = {node.name: node for node in work.graph.nodes}
+        for node in work.graph.nodes:
+            _check_node(node)
+        for site, plan in work.plan.sites.items():
+            self._check_plan(site, plan)
+            names = [f"{site}/{operation}" for operation in _PRODUCT_OF_KIND[plan.kind]]
+            found = [by_name[name] for name in names if name in by_name]
+            if len(found) != 1:
+                raise UserError(
+                    f"the model has no product for the plan's site {site}: expected one node "
+                    f"{' or '.join(names)}, found {len(found)}; is the plan from another model?"
+                )
+            has_weight = plan.kind != "matmul"
+            work.products.append(Product(site, found[0], plan, plan.lhs, plan.rhs, has_weight))
+        return len(work.products)
+
+    def _check_plan(self, site: str, plan: SitePlan) -> None:
+        expected = {TwinSoftmax: "softmax", TwinGelu: "gelu"}.get(type(plan.lhs), plan.lhs_source)
+        if expected != plan.lhs_source:
+            raise UserError(
+                f"plan, site {site}: {type(plan.lhs).__name__} needs a left side out of {expected}, "
+                f"this one comes out of {plan.lhs_source}; choose Uniform or Affine"
+            )
+        if plan.kind != "matmul" and isinstance(plan.lhs, (Uniform, Affine)) and len(plan.lhs.scale) > 1:
+            raise UserError(f"plan, site {site}: lhs has several scales, a {plan.kind} takes one")
+        if plan.outliers is not None and plan.kind != "linear":
+            raise UserError(f"plan, site {site}: outliers are for linear sites, this one is a {plan.kind}")
+
+
+def _check_node(node: Any) -> None:
+    if node.op in _QUANTIZED:
+        raise UserError(
+            f"the model is already quantised: it holds {node.op} {node.name!r}; give the float model instead"
+        )
+    if node.domain not in (None, "", "ai.onnx"):
+        raise UserError(
+            f"node {node.name!r} is {node.domain}.{node.op}; only standard ONNX operations are supported"
+        )

@@ -1,0 +1,191 @@
+"""Q, K and V leave their linear layer as bytes, with the heads' scales folded into its weights' scales."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ptq4vit_onnx.passes.a_pass import Pass
+from ptq4vit_onnx.passes.byte_codes import ByteCodes, add_clip, add_dequantize, add_quantize
+from ptq4vit_onnx.passes.quantize_activations import choose_sign
+from ptq4vit_onnx.passes.trace_columns import Trace, trace_columns
+from ptq4vit_onnx.passes.work import Product, Work
+from ptq4vit_onnx.quantizers import Uniform
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a product of two activations, and where it comes from."""
+
+    product: Product
+    index: int
+    quantizer: Uniform
+    trace: Trace
+
+    @property
+    def name(self) -> str:
+        return f"{self.product.name}/{'rhs' if self.index else 'lhs'}"
+
+    @property
+    def column_factors(self) -> Array:
+        """For each of its columns: what turns the linear's output into this side's units; else 0."""
+        scales = np.asarray(self.quantizer.scale, np.float64)
+        heads = np.broadcast_to(scales, max(len(scales), self.trace.heads.max() + 1))
+        own = self.trace.heads >= 0
+        return np.where(own, self.trace.factor / heads[self.trace.heads], 0.0)
+
+
+class FoldHeadScales(Pass):
+    """Quantise a fused qkv linear's output once, right where it is computed; what follows moves bytes.
+
+        MatMul -> Add -> Reshape -> Transpose -> Slice -> [Mul] -> MatMul     becomes
+        MatMul -> Add -> QuantizeLinear -> Reshape -> Transpose -> Slice -> DequantizeLinear -> MatMul
+
+    The linear then computes in units of its consumers' scales: its column for head h is dequantised with
+    scale / D_h, its bias divided by D_h, and the attention scale is multiplied in. The integer weights do not
+    change. The products behind are multiplied by D_h of both sides afterwards (RestoreHeadScales).
+    Sides whose way from a linear is not pure movement are left to QuantizeActivations: correct, but slower.
+    """
+
+    requires = ("QuantizeWeights",)
+
+    def apply(self, work: Work) -> int:
+        sides: dict[int, list[Side]] = {}
+        for side in _sides(work):
+            sides.setdefault(id(side.trace.source), []).append(side)
+        linears = _linears(work)
+        folded = 0
+        for group in sides.values():
+            linear = linears.get(group[0].trace.source.name)
+            if linear is not None and _covers(group, work.graph.outputs):
+                self._fold(work, linear, group)
+                folded += len(group)
+        return folded
+
+    def _fold(self, work: Work, linear: Product, sides: list[Side]) -> None:
+        factors = sum((side.column_factors for side in sides), np.zeros(len(sides[0].trace.heads)))
+        _scale_columns(work, linear.site, factors)
+        source = sides[0].trace.source
+        readers = list(source.outputs)
+        codes = _common_codes(sides)
+        quantized = add_quantize(work, source, codes, f"{linear.name}/out")
+        for reader in readers:
+            reader.inputs = [quantized if item is source else item for item in reader.inputs]
+        for side in sides:
+            self._dequantize(work, side, codes)
+
+    def _dequantize(self, work: Work, side: Side, common: ByteCodes) -> None:
+        """End the bytes' way: skip the multiplications, and stand a DequantizeLinear before the product."""
+        for node in side.trace.multiplications:
+            data = next(item for item in node.inputs if not isinstance(item, gs.Constant))
+            for reader in list(node.outputs[0].outputs):
+                reader.inputs = [data if item is node.outputs[0] else item for item in reader.inputs]
+        scales, product = np.asarray(side.quantizer.scale, np.float32), side.product
+        same = bool((scales == scales[0]).all())
+        own = _own_codes(side, common, float(scales[0]) if same else 1.0)
+        x = product.node.inputs[side.index]
+        if (own.low, own.high) != (common.low, common.high):
+            x = add_clip(work, x, own, side.name)
+        if side.index:
+            x, own = choose_sign(work, product, x, own, side.name)
+        product.node.inputs[side.index] = add_dequantize(work, x, own, side.name)
+        if not same:
+            product.scale_output(scales)
+        if side.index:
+            product.rhs_done = True
+        else:
+            product.lhs_done = True
+
+
+def _sides(work: Work) -> Iterator[Side]:
+    """The sides of products of two activations that come out of a linear by pure movement."""
+    for product in work.products:
+        if product.has_weight:
+            continue
+        for index, quantizer in enumerate((product.lhs, product.rhs)):
+            if isinstance(quantizer, Uniform) and not (index == 0 and product.plan.lhs_source == "softmax"):
+                end = product.node.inputs[index]
+                trace = trace_columns(end, head_count(end))
+                if trace is not None and len(quantizer.scale) in (1, trace.heads.max() + 1):
+                    yield Side(product, index, quantizer, trace)
+
+
+def head_count(tensor: Any) -> int:
+    """Length of axis -3 of [.., heads, rows, columns]; 0 where it is unknown."""
+    shape = tensor.shape
+    return shape[-3] if shape is not None and len(shape) >= 3 and isinstance(shape[-3], int) else 0
+
+
+def _linears(work: Work) -> dict[str, Product]:
+    """Main products with a weight, by the tensor that holds their output with bias and outliers."""
+    found = {}
+    for product in work.products:
+        if product.has_weight and not str(product.node.name).endswith(".outliers"):
+            found[_end_of(product).name] = product
+    return found
+
+
+def _end_of(product: Product) -> Any:
+    """The product's output, behind its own Adds (outliers, bias)."""
+    own = (f"{product.site}/Add", f"{product.site}/outliers/Add")
+    tensor = product.node.outputs[0]
+    while len(tensor.outputs) == 1 and tensor.outputs[0].name in own:
+        tensor = tensor.outputs[0].outputs[0]
+    return tensor
+
+
+def _covers(sides: list[Side], ends: list[Any]) -> bool:
+    """Does every column go to exactly one side, and nobody else read anything on the way?"""
+    owners = sum((side.trace.heads >= 0).astype(int) for side in sides)
+    nodes = {id(node) for side in sides for node in (*side.trace.nodes, side.product.node)}
+    tensors = [
+        sides[0].trace.source,
+        *(item for side in sides for node in side.trace.nodes for item in node.outputs),
+    ]
+    shown = {id(item) for item in ends} & {id(tensor) for tensor in tensors}
+    private = not shown and all(id(reader) in nodes for tensor in tensors for reader in tensor.outputs)
+    return bool(np.all(owners == 1)) and private
+
+
+def _common_codes(sides: list[Side]) -> ByteCodes:
+    """The bytes of the linear's output: the sides' own where all have the same bits, else of 8 bits."""
+    bits = {side.quantizer.bits for side in sides}
+    width = bits.pop() if len(bits) == 1 else 8
+    return ByteCodes(1.0, 2 ** (width - 1), 0, 2**width - 1)
+
+
+def _own_codes(side: Side, common: ByteCodes, scale: float) -> ByteCodes:
+    low = common.zero + side.quantizer.low
+    return ByteCodes(scale, common.zero, low, common.zero + side.quantizer.high)
+
+
+def _scale_columns(work: Work, site: str, factors: Array) -> None:
+    """Multiply a linear's output by one factor per column, in its dequantisation scales and its bias."""
+    for product in work.products:
+        if product.site == site:
+            dequantize = product.node.inputs[1].inputs[0]
+            scale = dequantize.inputs[1].values.astype(np.float64) * factors
+            name = f"{product.name}/weight/scale_in_heads"
+            dequantize.inputs[1] = work.constant(name, scale.astype(np.float32))
+            dequantize.attrs["axis"] = 1
+    end = work.product(site).node.outputs[0]
+    for node in _adds_behind(end, site):
+        bias = node.inputs[1].values.astype(np.float64) * factors
+        node.inputs[1] = gs.Constant(f"{site}/bias_in_heads", bias.astype(np.float32))
+
+
+def _adds_behind(tensor: Any, site: str) -> list[Any]:
+    """The bias Add of `site` behind its product's output."""
+    found = []
+    while len(tensor.outputs) == 1 and tensor.outputs[0].op == "Add":
+        node = tensor.outputs[0]
+        if node.name == f"{site}/Add":
+            found.append(node)
+        tensor = node.outputs[0]
+    return found

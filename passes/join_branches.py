@@ -1,0 +1,39 @@
+"""The two branches of a twin become one product, or two that are added."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ptq4vit_onnx.passes.byte_codes import add_dequantize
+from ptq4vit_onnx.passes.twin_codes import coarse_bytes, fine_bytes, merged_bytes, merges
+from ptq4vit_onnx.passes.work import Product, Work, scalar
+from ptq4vit_onnx.quantizers import TwinGelu, TwinSoftmax
+
+
+def give_branches(work: Work, product: Product, fine: Any, coarse: Any) -> None:
+    """Feed the product with the branches' bytes: merged where that is exact, else through a second product.
+
+    The second product reads the same right side, and its name is SITE/MatMul.coarse.
+    """
+    twin, name = product.lhs, product.name
+    assert isinstance(twin, (TwinSoftmax, TwinGelu))
+    if merges(twin, product.codes):
+        merged = _merge(work, twin, name, fine, coarse)
+        product.node.inputs[0] = add_dequantize(work, merged, merged_bytes(twin), f"{name}/lhs")
+        work.twin_products[product.site] = 1
+    else:
+        product.node.inputs[0] = add_dequantize(work, fine, fine_bytes(twin), f"{name}/lhs")
+        lhs = add_dequantize(work, coarse, coarse_bytes(twin), f"{name}/lhs.coarse")
+        second = work.add("MatMul", f"{name}/MatMul.coarse", [lhs, product.node.inputs[1]])
+        work.append_to(product.node, "Add", f"{name}/twin/Add", second)
+        work.twin_products[product.site] = 2
+    product.lhs_done = True
+
+
+def _merge(work: Work, twin: TwinSoftmax | TwinGelu, name: str, fine: Any, coarse: Any) -> Any:
+    """Bytes fine + coarse * 2^shift: one of the two stands at its zero point, so the sum fits."""
+    step = work.constant(f"{name}/lhs/twin/step", scalar(2**twin.shift, np.uint8))
+    aligned = work.add("Mul", f"{name}/lhs/twin/Mul", [coarse, step])
+    return work.add("Add", f"{name}/lhs/twin/Add", [fine, aligned])

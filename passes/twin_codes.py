@@ -1,0 +1,47 @@
+"""When the two branches of a twin fit one byte, and what bytes they then are.
+
+Both steps are powers of two apart, D2 = 2^m D1: a coarse code c is the fine code c * 2^m, and the twin
+tensor is one tensor of step D1. If its codes fit eight bits, one product replaces two, exactly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ptq4vit_onnx.passes.byte_codes import ByteCodes, bytes_of
+from ptq4vit_onnx.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.weight_codes import saturating_pairs
+
+Array = np.ndarray[Any, Any]
+
+
+def fine_bytes(twin: TwinSoftmax | TwinGelu) -> ByteCodes:
+    """Softmax: its small values. GELU: its negatives, counted down from `high`: no byte exceeds it."""
+    zero = twin.high if isinstance(twin, TwinGelu) else 0
+    return ByteCodes(twin.fine, zero, 0, twin.high)
+
+
+def coarse_bytes(twin: TwinSoftmax | TwinGelu) -> ByteCodes:
+    return ByteCodes(twin.coarse, 0, 0, twin.high)
+
+
+def merged_bytes(twin: TwinSoftmax | TwinGelu) -> ByteCodes:
+    """Both branches in one tensor of the fine step; it fits a byte where `high` is at most 255."""
+    fine = fine_bytes(twin)
+    return ByteCodes(twin.fine, fine.zero, 0, fine.zero + twin.high * 2**twin.shift)
+
+
+def merges(twin: TwinSoftmax | TwinGelu, weight: Array | None) -> bool:
+    """Is one product enough? The codes must fit a byte, and next to a `weight` (int8 [inputs, outputs]) their
+    larger bytes must not saturate int16: weights are pair-safe for a branch, not for the merged codes."""
+    high = merged_bytes(twin).high
+    return high <= 255 and (weight is None or saturating_pairs(weight, high) == 0)
+
+
+def largest_byte(lhs: Quantizer, weight: Array | None, *, never_negative: bool) -> int:
+    """The largest unsigned byte that the left side sends into its product or products."""
+    if isinstance(lhs, (Uniform, Affine)):
+        return bytes_of(lhs, 1.0, never_negative=never_negative).high
+    return merged_bytes(lhs).high if merges(lhs, weight) else lhs.high

@@ -1,0 +1,78 @@
+"""QuantizeActivations: the codes of the plan, no more bits than the plan, integer kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptq4vit_onnx.passes import PassError, quantize
+from ptq4vit_onnx.plan import SitePlan
+from ptq4vit_onnx.quantizers import Affine, Uniform
+
+RHS = Uniform(8, (0.015625,))
+
+
+@pytest.fixture
+def x(random: Any) -> Any:
+    return random.standard_normal((2, 5, 12)).astype(np.float32)
+
+
+def lhs_quantizers() -> list[Any]:
+    symmetric = [Uniform(bits, (2.0 ** (2 - bits),)) for bits in range(2, 9)]
+    return symmetric + [Affine(bits, (2.0 ** (2 - bits),), (2 ** (bits - 2),)) for bits in range(2, 9)]
+
+
+@pytest.mark.parametrize("batch", ["batch", 2])
+@pytest.mark.parametrize("lhs", lhs_quantizers(), ids=lambda lhs: f"{type(lhs).__name__}{lhs.bits}")
+def test_a_linear_computes_the_plan_at_every_width(lhs: Any, batch: Any, small: Any, x: Any) -> None:
+    model = small.linear(batch)
+    x = x * 3
+    assert (x.max() > (lhs.high + 1) * lhs.scale[0]) and (
+        lhs.codes(x) == lhs.low
+    ).any()  # both clips are needed
+    quantized, _ = quantize(model, small.plan({"fc": SitePlan("linear", "other", lhs, RHS)}))
+    executed = small.execute(quantized, x)
+    expected = small.fake_linear(x, small.weight(model, "fc.weight"), lhs, RHS) + small.weight(
+        model, "fc.bias"
+    )
+    np.testing.assert_allclose(executed.output, expected, atol=1e-5)
+    assert executed.by_name["fc/MatMul"] == "MatMulIntegerToFloat"
+    assert executed.operations["DequantizeLinear"] == 0
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_sides_that_are_not_moved_data_are_quantised_in_place(
+    heads: int, bits: int, small: Any, x: Any
+) -> None:
+    model = small.attention(normalise_query=True)
+    plan = small.attention_plan(model, x, bits, heads)
+    quantized, report = quantize(model, plan)
+    assert report.places["FoldHeadScales"] == 0 and report.places["QuantizeActivations"] == 6
+    executed = small.execute(quantized, x)
+    kernels = [executed.by_name[f"{site}/MatMul"] for site in plan.sites]
+    assert set(kernels) <= {"MatMulIntegerToFloat", "QLinearMatMul"}
+    np.testing.assert_allclose(executed.output, small.fake_attention(model, x, plan), atol=1e-4)
+
+
+def test_probabilities_that_cannot_reach_the_top_code_are_not_clipped(small: Any) -> None:
+    def clips(scale: float) -> int:
+        plan = SitePlan("matmul", "softmax", Uniform(8, (scale,)), Uniform(8, (0.03125,)))
+        return sum(
+            node.op_type == "Clip"
+            for node in quantize(small.softmax(), small.plan({"attn.pv": plan}))[0].graph.node
+        )
+
+    assert clips(2.0**-6) == 0  # 1 is code 64
+    assert clips(2.0**-7) == 1  # 1 would be code 128, the plan ends at 127
+
+
+def test_quantize_activations_refuses_scales_along_another_axis(small: Any) -> None:
+    rhs = Uniform(8, (0.03125, 0.0625), axis=-1)
+    plan = SitePlan("matmul", "softmax", Uniform(8, (0.03125,)), rhs)
+    with pytest.raises(
+        PassError, match=r"site attn\.pv, node attn\.pv/MatMul: several scales must be one per head"
+    ):
+        quantize(small.softmax(), small.plan({"attn.pv": plan}))

@@ -1,0 +1,72 @@
+"""SplitGelu: negatives take the fine step, positives the coarse one, in one product or two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptq4vit_onnx.passes import quantize
+from ptq4vit_onnx.plan import SitePlan
+from ptq4vit_onnx.quantizers import TwinGelu, Uniform
+
+
+@pytest.fixture
+def x(random: Any) -> Any:
+    return (random.standard_normal((2, 5, 24)) * 2).astype(np.float32)
+
+
+def planned(small: Any, twin: TwinGelu, rhs: Uniform) -> Any:
+    return small.plan({"mlp.fc2": SitePlan("linear", "gelu", twin, rhs)})
+
+
+@pytest.mark.parametrize("batch", ["batch", 2])
+@pytest.mark.parametrize("bits", [3, 4, 6, 8])
+@pytest.mark.parametrize("shift", [0, 1, 2, 4, 6])
+def test_the_product_is_that_of_the_twin(shift: int, bits: int, batch: Any, small: Any, x: Any) -> None:
+    model = small.gelu(batch)
+    twin, rhs = TwinGelu(bits, 2.0 ** (2 - bits), shift), Uniform(6, (0.03125,))
+    quantized, report = quantize(model, planned(small, twin, rhs))
+    one_product = twin.high + twin.high * 2**shift <= 255
+    assert report.merged == (("mlp.fc2",) if one_product else ())
+    executed = small.execute(quantized, x)
+    products = [name for name in executed.by_name if "/MatMul" in name]
+    assert products == ["mlp.fc2/MatMul"] if one_product else len(products) == 2
+    assert {executed.by_name[name] for name in products} == {"MatMulIntegerToFloat"}
+    hidden = small.fetch(model, x, "mlp.act/Gelu:0")[0]
+    assert (hidden / twin.coarse).max() > twin.high  # the positives' clip is needed
+    expected = small.fake_linear(hidden, small.weight(model, "mlp.fc2.weight"), twin, rhs)
+    np.testing.assert_allclose(executed.output, expected + small.weight(model, "mlp.fc2.bias"), atol=1e-5)
+
+
+def test_split_gelu_keeps_every_value_within_half_a_step(small: Any, x: Any) -> None:
+    twin = TwinGelu.covering_negatives(8, 2.0**-4)
+    quantized, _ = quantize(small.gelu(), planned(small, twin, Uniform(8, (0.0078125,))))
+    ends = [f"mlp.fc2/{side}/DequantizeLinear.out" for side in ("lhs", "lhs.coarse")]
+    fine, coarse = small.fetch(quantized, x, *ends)
+    hidden = small.fetch(small.gelu(), x, "mlp.act/Gelu:0")[0]
+    assert (fine <= 0).all() and (coarse >= 0).all() and not ((fine != 0) & (coarse != 0)).any()
+    step = np.where(hidden < 0, twin.fine, twin.coarse)
+    assert (np.abs(fine + coarse - hidden) <= step / 2 + 1e-7).all()
+
+
+def test_eight_bit_weights_that_the_merged_codes_could_saturate_keep_two_products(small: Any, x: Any) -> None:
+    """Weights are pair-safe for codes up to 7 at four bits; the merged codes reach 119."""
+    twin, rhs = TwinGelu(4, 0.25, 4), Uniform(8, (2.0**-12,))
+    quantized, report = quantize(small.gelu(), planned(small, twin, rhs))
+    assert report.merged == ("mlp.fc2",)
+    wide = TwinGelu(5, 0.25, 3)
+    quantized, report = quantize(small.gelu(), planned(small, wide, rhs))
+    assert report.merged == () and report.products == {"mlp.fc2": 2}
+    hidden = small.fetch(small.gelu(), x, "mlp.act/Gelu:0")[0]
+    expected = small.fake_linear(hidden, small.weight(small.gelu(), "mlp.fc2.weight"), wide, rhs)
+    output = small.execute(quantized, x).output
+    np.testing.assert_allclose(output, expected + small.weight(small.gelu(), "mlp.fc2.bias"), atol=1e-5)
+
+
+def test_operation_counts_before_and_after(small: Any) -> None:
+    _, report = quantize(small.gelu(), planned(small, TwinGelu(8, 0.0625, 5), Uniform(8, (0.03125,))))
+    assert report.operations_before == {"Gelu": 1, "MatMul": 1, "Add": 1}
+    added = {"Clip": 2, "QuantizeLinear": 2, "DequantizeLinear": 3}
+    assert report.operations_after == {"Gelu": 1, "MatMul": 2, "Add": 2, **added}
