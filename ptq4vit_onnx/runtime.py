@@ -1,0 +1,246 @@
+"""ONNX Runtime on the CPU: sessions, inference, the graph that is really executed, the CPU's features."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from ptq4vit_onnx.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Model: TypeAlias = Path | bytes | onnx.ModelProto
+Progress: TypeAlias = Callable[[int], None]  # called with the number of images done since the last call
+
+PROTOBUF_LIMIT = (
+    2**31 - 2**20
+)  # a protobuf message must stay below 2 GB; the graph itself needs a little room
+_CPU_ONLY = ["CPUExecutionProvider"]
+_QUIET = 3  # ONNX Runtime's severity level "error"
+
+
+def session(
+    model: Model,
+    threads: int = 1,
+    optimise: bool = True,
+    optimised_path: Path | None = None,
+    profile_prefix: Path | None = None,
+) -> Any:
+    """An inference session on the CPU whose threads sleep between runs, so that other sessions are not
+    disturbed.
+
+    optimise=False runs the graph's nodes as they are. optimised_path: where ONNX Runtime writes the graph it
+    made.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = _QUIET
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    levels = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
+    if optimised_path is not None:
+        _write_optimised_graph_to(options, optimised_path, model)
+    if profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile_prefix)
+    with _source(model) as source:
+        return _create(source, options)
+
+
+def run(
+    model: Model | Any,
+    images: Array,
+    batch: int = 8,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> Array:
+    """The first output for `images` [n, channels, height, width] float32, as [n, ...]: logits of a
+    classifier.
+
+    `model` may also be a session. A model of static batch is run in batches of its own size; the last one is
+    filled up by repeating its last image, and the surplus is cut off.
+    """
+    if len(images) == 0:
+        raise UserError("no images to run the model on, expected at least one")
+    runner = model if hasattr(model, "get_inputs") else session(model, threads)
+    size = static_batch(runner) or batch
+    name = runner.get_inputs()[0].name
+    outputs = []
+    for start in range(0, len(images), size):
+        part = images[start : start + size]
+        fed = _fill(part, size) if static_batch(runner) else part
+        outputs.append(run_once(runner, {name: fed})[0][: len(part)])
+        if progress is not None:
+            progress(len(part))
+    return np.concatenate(outputs)
+
+
+def run_once(runner: Any, feeds: dict[str, Array], names: list[str] | None = None) -> list[Array]:
+    """One run; a shape that the model does not take is the user's mistake, said in one line."""
+    for wanted in runner.get_inputs():
+        shape = feeds[wanted.name].shape
+        fits = len(shape) == len(wanted.shape) and all(
+            not isinstance(want, int) or want == got for want, got in zip(wanted.shape, shape, strict=True)
+        )
+        if not fits:
+            raise UserError(
+                f"the model's input {wanted.name!r} is {wanted.shape}, got images of {list(shape)}"
+            )
+    return runner.run(names, feeds)  # type: ignore[no-any-return]
+
+
+def static_batch(runner: Any) -> int | None:
+    """The batch size a session's model is fixed to, None where it is free."""
+    shape = runner.get_inputs()[0].shape
+    return shape[0] if shape and isinstance(shape[0], int) else None
+
+
+def optimised_model(model: Model) -> onnx.ModelProto:
+    """The graph ONNX Runtime executes on this CPU, after all of its own optimisations, weights included."""
+    with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as folder:
+        path = Path(folder) / "optimised.onnx"
+        session(model, optimised_path=path)
+        return onnx.load(str(path))
+
+
+def load(model: Model, weights: bool = True) -> onnx.ModelProto:
+    """`model` as a proto; weights=False leaves data outside the file unread."""
+    if isinstance(model, onnx.ModelProto):
+        return model
+    if isinstance(model, bytes):
+        return onnx.load_from_string(model)
+    try:
+        return onnx.load(str(model), load_external_data=weights)
+    except OSError as error:
+        raise UserError(f"cannot read model {model}: {error.strerror or error}") from error
+    except Exception as error:  # protobuf's DecodeError is not importable on every version
+        raise UserError(f"{model} is not an ONNX file: {error}") from error
+
+
+@dataclass(frozen=True)
+class CpuFeatures:
+    """What decides the speed of integer kernels. vnni: 8-bit products add up in 32 bits, unsaturated."""
+
+    name: str
+    machine: str
+    avx2: bool
+    avx512: bool
+    vnni: bool
+    amx: bool
+    arm_dot: bool
+    arm_i8mm: bool
+
+    def __str__(self) -> str:
+        labels = {"avx2": "AVX2", "avx512": "AVX-512", "vnni": "VNNI", "amx": "AMX"}
+        if self.machine.lower() in {"aarch64", "arm64"}:
+            labels = {"arm_dot": "dot product", "arm_i8mm": "I8MM"}
+        has = [label for field, label in labels.items() if getattr(self, field)]
+        lacks = [f"no {label}" for field, label in labels.items() if not getattr(self, field)]
+        return f"{self.name} ({self.machine}; {', '.join(has + lacks)})"
+
+    def to_data(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def cpu_features() -> CpuFeatures:
+    """Read from the operating system; a feature that cannot be found out counts as absent."""
+    name, flags = _cpu_name_and_flags()
+    return CpuFeatures(
+        name=name or platform.processor() or "unknown CPU",
+        machine=platform.machine(),
+        avx2="avx2" in flags,
+        avx512="avx512f" in flags,
+        vnni=bool(flags & {"avx512_vnni", "avx512vnni", "avx_vnni", "avxvnni"}),
+        amx=bool(flags & {"amx_int8"}),
+        arm_dot=bool(flags & {"asimddp", "hw.optional.arm.feat_dotprod"}),
+        arm_i8mm=bool(flags & {"i8mm", "hw.optional.arm.feat_i8mm"}),
+    )
+
+
+def _cpu_name_and_flags() -> tuple[str, set[str]]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = _sysctl() if platform.system() == "Darwin" else ""
+    name = re.search(r"(?:model name|Model|machdep\.cpu\.brand_string)\s*:\s*(.+)", text)
+    lists = re.findall(r"(?:flags|Features|machdep\.cpu\.\w*features)\s*:\s*(.+)", text)
+    flags = {flag.lower() for line in lists for flag in line.split()}
+    flags |= {key.lower() for key in re.findall(r"^(hw\.optional\.[\w.]+): 1$", text, re.MULTILINE)}
+    return (name.group(1).strip() if name else ""), flags
+
+
+def _sysctl() -> str:
+    try:
+        return subprocess.run(["sysctl", "-a"], capture_output=True, text=True, timeout=10).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _create(source: str | bytes, options: Any) -> Any:
+    try:
+        return onnxruntime.InferenceSession(source, options, providers=_CPU_ONLY)
+    except Exception as error:
+        # ONNX Runtime raises a class per status code; all of them say that this file cannot be executed
+        where = source if isinstance(source, str) else "the model"
+        raise UserError(f"ONNX Runtime cannot load {where}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _fill(part: Array, size: int) -> Array:
+    missing = size - len(part)
+    return part if missing == 0 else np.concatenate([part, np.repeat(part[-1:], missing, axis=0)])
+
+
+def _write_optimised_graph_to(options: Any, path: Path, model: Model) -> None:
+    options.optimized_model_filepath = str(path)
+    if _size(model) > PROTOBUF_LIMIT // 2:
+        # constants may grow when packed weights are unfolded, so half the limit is where one file is safe
+        key = "session.optimized_model_external_initializers"
+        options.add_session_config_entry(f"{key}_file_name", path.name + ".data")
+        options.add_session_config_entry(f"{key}_min_size_in_bytes", "1024")
+
+
+def _size(model: Model) -> int:
+    if isinstance(model, bytes):
+        return len(model)
+    if isinstance(model, onnx.ModelProto):
+        return int(model.ByteSize())
+    beside = [path for path in model.parent.glob(model.name + "*") if path.is_file()]
+    return sum(path.stat().st_size for path in beside)
+
+
+@contextmanager
+def _source(model: Model) -> Iterator[str | bytes]:
+    """What ONNX Runtime reads: a path or bytes; a proto too large for bytes goes through a temporary file."""
+    if isinstance(model, bytes):
+        yield model
+    elif isinstance(model, Path):
+        if not model.is_file():
+            raise UserError(f"no model file at {model}")
+        yield str(model)
+    elif _size(model) < PROTOBUF_LIMIT:
+        yield model.SerializeToString()
+    else:
+        with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as folder:
+            path = Path(folder) / "model.onnx"
+            copy = onnx.ModelProto()
+            copy.CopyFrom(model)  # saving moves the weights out of the proto it is given
+            onnx.save(copy, str(path), save_as_external_data=True, location="model.data")
+            yield str(path)

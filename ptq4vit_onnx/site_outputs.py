@@ -1,0 +1,141 @@
+"""Looks inside a model: tensors of a run, the float weight of a site, the output of every site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.integer_products import Array, GraphIndex, parse_name, product_nodes
+from ptq4vit_onnx.plan import ScalePlan
+from ptq4vit_onnx.prescribed import are_head_factors, column_factors
+from ptq4vit_onnx.runtime import Model, load, run_once, session, static_batch
+
+_COMPUTING_OPS = frozenset({"Add", "Sub", "Mul", "MatMul", "Gemm", "Conv", "Sum"})
+
+
+def fetch(
+    model: onnx.ModelProto, names: list[str], images: Array, optimise: bool = False
+) -> dict[str, Array]:
+    """The values of tensors `names` for `images` [n, channels, height, width]; none for no names."""
+    return Inside(model, names, optimise).values(images) if names else {}
+
+
+class Inside:
+    """A model laid open at tensors `names`. The graph runs as it is unless `optimise`."""
+
+    def __init__(self, model: onnx.ModelProto, names: list[str], optimise: bool) -> None:
+        self.names = names
+        with _outputs(model, names):
+            self._runner = session(model, optimise=optimise)
+
+    def values(self, images: Array) -> dict[str, Array]:
+        """The tensors for `images`; a model of static batch is run as often as they need."""
+        size = static_batch(self._runner) or len(images)
+        parts = [images[start : start + size] for start in range(0, len(images), size)]
+        entry = self._runner.get_inputs()[0].name
+        runs = [run_once(self._runner, {entry: _filled(part, size)}, self.names) for part in parts]
+        return {
+            name: _joined([values[position] for values in runs], size, len(images))
+            for position, name in enumerate(self.names)
+        }
+
+
+def _filled(part: Array, size: int) -> Array:
+    return part if len(part) == size else np.resize(part, (size, *part.shape[1:]))
+
+
+def _joined(values: list[Array], size: int, count: int) -> Array:
+    """The values of several runs of `size` images as those of one run of `count`.
+
+    Images lie along the first axis, windows or heads possibly folded in; a classifier's product has a first
+    axis of length 1 before it.
+    """
+    axis = 1 if values[0].shape[0] % size and values[0].ndim > 1 else 0
+    whole = values[0] if len(values) == 1 else np.concatenate(values, axis)
+    per_image = values[0].shape[axis] // size
+    return whole if size * len(values) == count else whole.take(range(count * per_image), axis)
+
+
+class FloatSites:
+    """The weights and biases of a float model, by site."""
+
+    def __init__(self, model: Model) -> None:
+        self._index = GraphIndex(load(model))
+        self._nodes = {
+            name.site: node for node in self._index.nodes if (name := parse_name(node.name)) is not None
+        }
+
+    def weight(self, site: str) -> Array:
+        """[inputs, outputs], whichever node computes the site; a convolution's inputs as in its kernel."""
+        node = self._node(site)
+        value = self._index.constant(node.input[1])
+        if value is None:
+            raise UserError(f"the weight of {node.name} is not stored as a constant in the float model")
+        if node.op_type == "Conv":
+            return np.ascontiguousarray(value.reshape(value.shape[0], -1).T)
+        transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+        return np.ascontiguousarray(value.T) if transposed else value
+
+    def bias(self, site: str) -> Array:
+        """[outputs], or a single zero for a site without a bias."""
+        node = self._node(site)
+        if node.op_type in {"Gemm", "Conv"}:
+            constant = self._index.constant(node.input[2]) if len(node.input) > 2 else None
+            return np.zeros(1, np.float32) if constant is None else constant
+        add = next((other for other in self._index.nodes if other.name == f"{site}/Add"), None)
+        constants = [self._index.constant(name) for name in add.input] if add is not None else []
+        return next((value for value in constants if value is not None), np.zeros(1, np.float32))
+
+    def _node(self, site: str) -> Any:
+        if site not in self._nodes:
+            raise UserError(f"the float model has no product for {site!r}; give this model's own float file")
+        return self._nodes[site]
+
+
+def output_tensors(model: Model, sites: Iterable[str]) -> dict[str, str]:
+    """The tensor that holds each site's output, bias included: the last one its computing nodes write."""
+    last: dict[str, str] = {}
+    for node in load(model, weights=False).graph.node:
+        if node.op_type in _COMPUTING_OPS and "/" in node.name:
+            last[node.name.partition("/")[0]] = node.output[0]
+    return {site: last[site] for site in sites if site in last}
+
+
+def column_factors_of(model: onnx.ModelProto, plan: ScalePlan) -> dict[str, Array]:
+    """For each fused qkv that computes in units of its heads' scales: what its output columns are multiplied
+    by.
+
+    Any other difference between the graph's scales and the plan's is a mistake, and must show in the outputs.
+    """
+    index = GraphIndex(model)
+    factors = {}
+    for name, node in product_nodes(index):
+        site = plan.sites.get(name.site)
+        maker = index.producer.get(node.input[1])
+        if site is None or name.branch or site.kind == "matmul" or maker is None:
+            continue
+        scale = index.constant(maker.input[1]) if maker.op_type == "DequantizeLinear" else None
+        if scale is None or scale.size == 1:
+            continue
+        factor = column_factors(scale, site.rhs, scale.size)
+        if are_head_factors(name.site, plan, factor):
+            factors[name.site] = factor
+    return factors
+
+
+@contextmanager
+def _outputs(model: onnx.ModelProto, names: list[str]) -> Iterator[None]:
+    """`model` with `names` as its outputs while the context is open. ONNX Runtime infers their types."""
+    original = list(model.graph.output)
+    del model.graph.output[:]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    try:
+        yield
+    finally:
+        del model.graph.output[:]
+        model.graph.output.extend(original)
