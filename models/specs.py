@@ -1,4 +1,4 @@
-"""What can be quantised, by the short names of the paper. Plain values: importing this loads neither torch nor timm."""
+"""What can be quantised, by the short names of the paper; plain values, without torch and timm."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ DIGITS_FOLDER = Path(__file__).resolve().parent / "digits"
 @dataclass(frozen=True)
 class ModelSpec:
     """name: what the user types; timm: architecture and pretrained tag, `arch.tag` ("" for embedded models);
-    size: image height and width; top1: float ImageNet accuracy in the paper's Table 1 (None where it has no row);
-    embedded: weights and images ship with the package.
+    size: image height and width; top1: float ImageNet accuracy in the paper's Table 1 (None where it has no
+    row); embedded: weights and images ship with the package.
     """
 
     name: str
@@ -41,8 +41,8 @@ class ModelSpec:
 DEFAULT = "vit_digits"
 _AUGREG = "augreg_in21k_ft_in1k"
 
-# The tags are those whose float accuracy the paper starts from: ViT-B's 84.54 is AugReg's first fine-tuning, not
-# timm's later default (augreg2, 85.1); Swin-B's 85.27 and 86.44 are pretrained on ImageNet-22k.
+# The tags are those whose float accuracy the paper starts from: ViT-B's 84.54 is AugReg's first fine-tuning,
+# not timm's later default (augreg2, 85.1); Swin-B's 85.27 and 86.44 are pretrained on ImageNet-22k.
 SPECS: tuple[ModelSpec, ...] = (
     ModelSpec("vit_s_32", f"vit_small_patch32_224.{_AUGREG}", 224, "ViT-S/224/32", 75.99),
     ModelSpec("vit_s", f"vit_small_patch16_224.{_AUGREG}", 224, "ViT-S/224", 81.39),
@@ -75,6 +75,6 @@ def closest(name: str, known: list[str], count: int = 3) -> list[str]:
 
 def unknown_model(name: str, known: list[str] | None = None) -> UserError:
     """The error for a name that is neither ours nor timm's."""
-    near = closest(name, [spec.name for spec in SPECS]) or closest(name, known or [])
-    hint = f"closest are {', '.join(near)} " if near else ""
-    return UserError(f"no model named {name!r}; {hint}(all: ptq4vit-onnx models)")
+    near = closest(name, [*(spec.name for spec in SPECS), *(known or [])])
+    hint = f"; closest are {', '.join(near)}" if near else ""
+    return UserError(f"no model named {name!r}{hint} (all: ptq4vit-onnx models)")

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ptq4vit_onnx.grids import Grid, affine_grid, covering, twin_gelu_grid, twin_softmax_grid, uniform_grid
+from ptq4vit_onnx.grids import (
+    Grid,
+    affine_grid,
+    channel_grid,
+    covering,
+    twin_gelu_grid,
+    twin_softmax_grid,
+    uniform_grid,
+)
 from ptq4vit_onnx.objective import objective_of
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.plan import Outliers, SitePlan
+from ptq4vit_onnx.quantizers import Uniform
 from ptq4vit_onnx.search import ProductSearch
 from ptq4vit_onnx.sites import Site
 from ptq4vit_onnx.tape import Recording
@@ -42,18 +50,14 @@ def calibrate(
 
 def plan_site(recording: Recording, options: Options) -> SitePlan:
     """Search both sides of one product."""
-    started = time.perf_counter()
     main, outliers = split_outliers(recording, options)
     site = main.site
     search = ProductSearch(objective_of(main, options.metric), options, site.rhs_is_weight)
-    groups, axis = rhs_groups(main, options)
-    rhs_grid = uniform_grid(main.rhs, options.weight_bits if site.rhs_is_weight else options.activation_bits,
-                            groups, axis, options)  # fmt: skip
-    start = covering(main.rhs, rhs_grid.bits, groups, axis)
+    rhs_grid, start = rhs_search_space(main, options)
     found = search.run(lhs_grids(main, options), rhs_grid, start)
     plan = SitePlan(
         site.kind, site.lhs_source, found.lhs, found.rhs, outliers,
-        losses={options.metric: found.loss / search.whole.out.numel(), "seconds": time.perf_counter() - started},
+        losses={options.metric: found.loss / search.whole.out.numel()},
     )  # fmt: skip
     return (
         replace(plan, bias_correction=bias_correction(recording, plan)) if options.bias_correction else plan
@@ -61,30 +65,33 @@ def plan_site(recording: Recording, options: Options) -> SitePlan:
 
 
 def lhs_grids(recording: Recording, options: Options) -> list[Grid]:
-    """The forms the left side may take: twins where they belong, symmetric, and with a zero point if allowed."""
+    """The forms the left side may take: symmetric, with a zero point if allowed, and twins where they belong."""
     site, bits, x = recording.site, options.activation_bits, recording.lhs
-    twin = {"softmax": ("softmax", "both", "auto"), "gelu": ("gelu", "both", "auto")}.get(site.lhs_source, ())
-    forms: list[Grid] = []
-    if options.twin in twin:
-        forms.append(
-            twin_softmax_grid(bits) if site.lhs_source == "softmax" else twin_gelu_grid(x, bits, options)
-        )
+    has_twin = site.lhs_source != "other" and options.twin in (site.lhs_source, "both", "auto")
+    twin: list[Grid] = []
+    if has_twin:
+        twin = [twin_softmax_grid(bits) if site.lhs_source == "softmax" else twin_gelu_grid(x, bits, options)]
         if options.twin != "auto":
-            return forms
-    if options.activations == "affine" and (site.kind != "matmul" or site.lhs_source == "softmax"):
-        forms.append(affine_grid(x, bits, options))
-        if site.lhs_source != "other":
-            return forms  # values that hardly go below zero: a symmetric range wastes half its codes
-    return [*forms, uniform_grid(x, bits, site.heads, HEADS_AXIS, options)]
+            return twin
+    symmetric: list[Grid] = [uniform_grid(x, bits, site.heads, HEADS_AXIS, options)]
+    if options.activations == "symmetric" or (site.kind == "matmul" and site.lhs_source == "other"):
+        return symmetric + twin
+    affine: list[Grid] = [affine_grid(x, bits, options)]
+    # Values that hardly go below zero: a symmetric range would waste half its codes.
+    return affine + twin if site.lhs_source != "other" else symmetric + affine
 
 
-def rhs_groups(recording: Recording, options: Options) -> tuple[int, int]:
-    """How many scales the right side has, and along which axis."""
-    site = recording.site
+def rhs_search_space(recording: Recording, options: Options) -> tuple[Grid, Uniform]:
+    """The right side's candidates, and the scale that just covers it, where the search starts."""
+    site, rhs = recording.site, recording.rhs
     if not site.rhs_is_weight:
-        return site.heads, HEADS_AXIS
-    columns = recording.rhs.shape[COLUMNS_AXIS]
-    return (columns if options.weights == "per-channel" else site.weight_groups), COLUMNS_AXIS
+        groups, axis, bits = site.heads, HEADS_AXIS, options.activation_bits
+    elif options.weights == "per-tensor":
+        groups, axis, bits = site.weight_groups, COLUMNS_AXIS, options.weight_bits
+    else:
+        grid = channel_grid(rhs, options.weight_bits, options)
+        return grid, covering(rhs, options.weight_bits, grid.groups, COLUMNS_AXIS)
+    return uniform_grid(rhs, bits, groups, axis, options), covering(rhs, bits, groups, axis)
 
 
 def split_outliers(recording: Recording, options: Options) -> tuple[Recording, Outliers | None]:
@@ -107,7 +114,7 @@ def outlier_channels(recording: Recording) -> list[int]:
     if recording.site.kind != "linear" or recording.lhs.shape[1] < MINIMUM_CHANNELS:
         return []
     largest = recording.lhs.abs().amax(0)
-    limit = OUTLIER_RATIO * torch.quantile(largest, 0.99)
+    limit = OUTLIER_RATIO * torch.quantile(largest, 0.99, interpolation="lower")
     return [int(channel) for channel in (largest > limit).nonzero().flatten()]
 
 

@@ -82,6 +82,18 @@ def uniform_grid(x: Tensor, bits: int, groups: int, axis: int, options: Options)
     return UniformGrid(bits, axis, scales.astype(np.float32))
 
 
+def channel_grid(weight: Tensor, bits: int, options: Options) -> UniformGrid:
+    """Per-channel candidates for a weight [inputs, outputs], reaching up to where no pair of it exceeds 2^(k-1).
+
+    Within a channel large weights stand side by side far more often than within a whole tensor, and what pair-safety
+    takes off them (see weight_codes) costs more than a coarser scale does; so the coarser scales must be on offer.
+    """
+    even = weight.shape[0] // 2 * 2
+    pairs = weight[0:even:2] + weight[1:even:2]
+    reach = torch.cat([weight.abs(), pairs.abs()])
+    return uniform_grid(reach, bits, weight.shape[1], -1, options)
+
+
 def affine_grid(x: Tensor, bits: int, options: Options) -> ListGrid:
     """Candidates with a zero point: the covering range [min, max] (with zero in it) shrunk towards zero."""
     low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)

@@ -13,13 +13,16 @@ from __future__ import annotations
 import csv
 import hashlib
 import logging
+import struct
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.models.specs import DIGITS_FOLDER
@@ -28,6 +31,13 @@ from ptq4vit_onnx.preprocessing import Preprocessing
 logger = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
+# What Pillow raises for damaged files, by format; EOFError, SyntaxError and struct.error among them.
+_UNREADABLE = (
+    OSError, ValueError, EOFError, SyntaxError, struct.error, zlib.error, Image.DecompressionBombError
+)  # fmt: skip
+_NOT_ARRAYS = (
+    OSError, ValueError, LookupError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error
+)  # fmt: skip
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
 
 
@@ -73,7 +83,8 @@ def load_images(
 ) -> ImageSet:
     """`count` images picked with `seed` from the source (all of them, in order, where count is None).
 
-    Unreadable files are named in a warning and replaced by the next pick; fewer than `minimum` left is an error.
+    Unreadable files are named in a warning and replaced by the next pick; fewer than `minimum` left is an
+    error.
     `where` keeps only some rows of a labels.csv.
     """
     if not source.exists():
@@ -81,17 +92,19 @@ def load_images(
             f"no images at {source}: it does not exist; give a folder, an ImageFolder tree, .npy or .npz"
         )
     if source.suffix in (".npy", ".npz"):
-        return _load_array(source, preprocessing, count, seed)
+        return _load_array(source, preprocessing, count, seed, minimum)
     listing = list_folder(source, where)
     order = _pick(len(listing.files), None if count is None else len(listing.files), seed)
     wanted = len(order) if count is None else min(count, len(order))
-    images, kept, skipped = [], [], []
+    images: list[Array] = []
+    kept: list[int] = []
+    skipped: list[str] = []
     for index in progress(_until(order, kept, wanted), "reading images"):
         try:
             with Image.open(listing.files[index]) as image:
                 images.append(preprocessing.apply(image))
             kept.append(index)
-        except (OSError, UnidentifiedImageError, ValueError, Image.DecompressionBombError) as error:
+        except _UNREADABLE as error:
             skipped.append(str(listing.files[index]))
             logger.warning("skipped unreadable image %s: %s", listing.files[index], error)
     if len(images) < max(minimum, 1):
@@ -151,14 +164,13 @@ def _image_files(folder: Path) -> list[Path]:
 
 def _list_csv(folder: Path, where: Callable[[dict[str, str]], bool] | None) -> _Listing:
     path = folder / "labels.csv"
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        missing = {"file", "index"} - set(reader.fieldnames or [])
-        if missing:
-            raise UserError(
-                f"{path} has no column {', '.join(sorted(missing))}; expected a header with file,index"
-            )
-        rows = [row for row in reader if where is None or where(row)]
+    fields, every = _read_csv(path)
+    missing = {"file", "index"} - set(fields)
+    if missing:
+        raise UserError(
+            f"{path} has no column {', '.join(sorted(missing))}; expected a header with file,index"
+        )
+    rows = [row for row in every if where is None or where(row)]
     try:
         labels = [int(row["index"]) for row in rows]
     except (ValueError, TypeError) as error:
@@ -170,34 +182,41 @@ def _list_csv(folder: Path, where: Callable[[dict[str, str]], bool] | None) -> _
     return _Listing([folder / row["file"] for row in rows], labels)
 
 
+def _read_csv(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a byte order mark first
+            reader = csv.DictReader(file)
+            return reader.fieldnames or [], list(reader)
+    except (OSError, ValueError, csv.Error) as error:
+        raise UserError(f"cannot read {path}: {error}; expected text with a header of file,index") from error
+
+
 def _pick(available: int, count: int | None, seed: int) -> list[int]:
     if count is None:
         return list(range(available))
     return [int(index) for index in np.random.default_rng(seed).permutation(available)[:count]]
 
 
-def _load_array(source: Path, preprocessing: Preprocessing, count: int | None, seed: int) -> ImageSet:
-    try:
-        loaded = np.load(source, allow_pickle=False)
-        images = loaded["images"] if source.suffix == ".npz" else loaded
-        labels = loaded["labels"] if source.suffix == ".npz" and "labels" in loaded else None
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise UserError(
-            f"cannot read {source}: {error}; expected `images` as float32 [n, C, H, W]"
-        ) from error
-    if (
-        images.ndim != 4
-        or images.shape[1:] != preprocessing.size
-        or images.dtype != np.float32
-        or not len(images)
-    ):
+def _load_array(
+    source: Path, preprocessing: Preprocessing, count: int | None, seed: int, minimum: int
+) -> ImageSet:
+    images, labels = _read_arrays(source)
+    if images.ndim != 4 or images.shape[1:] != preprocessing.size or images.dtype != np.float32:
         raise UserError(
             f"{source} holds {images.dtype} {list(images.shape)}; expected preprocessed float32 "
             f"[n, {', '.join(map(str, preprocessing.size))}]"
         )
-    if labels is not None and len(labels) != len(images):
+    if len(images) < max(minimum, 1):
         raise UserError(
-            f"{source} holds {len(images)} images and {len(labels)} labels; expected one label per image"
+            f"{source} holds {len(images)} images, {max(minimum, 1)} are needed; "
+            "give more images or lower --images"
+        )
+    if not np.isfinite(images).all():
+        raise UserError(f"{source} holds NaN or infinite pixels; expected preprocessed images")
+    if labels is not None and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iu"):
+        raise UserError(
+            f"{source} holds {len(images)} images and labels as {labels.dtype} {list(labels.shape)}; "
+            "expected one whole number per image"
         )
     order = _pick(len(images), None if count is None else min(count, len(images)), seed)
     return ImageSet(
@@ -206,6 +225,21 @@ def _load_array(source: Path, preprocessing: Preprocessing, count: int | None, s
         tuple(f"{source.name}[{index}]" for index in order),
         str(source),
     )
+
+
+def _read_arrays(source: Path) -> tuple[Array, Array | None]:
+    """`images` and, where there are some, `labels`; pickled objects are refused, never loaded."""
+    try:
+        loaded = np.load(source, allow_pickle=False)
+        if source.suffix == ".npy":
+            return np.asarray(loaded), None
+        with loaded:
+            return loaded["images"], loaded.get("labels")
+    except _NOT_ARRAYS as error:
+        reason = " ".join(str(error).split()).strip("'\"")
+        raise UserError(
+            f"cannot read {source}: {reason}; expected `images` as float32 [n, C, H, W]"
+        ) from error
 
 
 def synthetic_images(preprocessing: Preprocessing, count: int, seed: int) -> ImageSet:
@@ -230,7 +264,11 @@ def embedded_digits(
     """The handwritten digits that ship with the package; split is train, calibration or test."""
     with np.load(DIGITS_FOLDER / "digits.npz", allow_pickle=False) as data:
         chosen = np.flatnonzero(data["split"] == DIGITS_SPLITS[split])
-        chosen = chosen[_pick(len(chosen), None if count is None else min(count, len(chosen)), seed)]
+        if count is not None and count > len(chosen):
+            raise UserError(
+                f"the embedded {split} split has {len(chosen)} images, {count} are asked for; lower --images"
+            )
+        chosen = chosen[_pick(len(chosen), count, seed)]
         raw, labels = data["images"][chosen], data["labels"][chosen].astype(np.int64)
     grey = np.round(raw.astype(np.float32) * np.float32(255 / 16)).astype(np.uint8)
     images = np.stack([preprocessing.apply(Image.fromarray(image)) for image in grey])

@@ -1,4 +1,4 @@
-"""From a name the user types to a torch model with weights: timm's hub, a local checkpoint, ours, or random."""
+"""From a name the user types to a torch model with weights: timm's hub, a checkpoint, ours, or random."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LoadedModel:
 
 
 def resolve(name: str) -> ModelSpec:
-    """The spec of a name, without importing torch: ours, an hf-hub address, or any architecture timm registers."""
+    """The spec of a name, without importing torch: ours, a hub address, or what timm registers."""
     spec = find(name)
     if spec is not None:
         return spec
@@ -57,7 +57,7 @@ def resolve(name: str) -> ModelSpec:
 
 
 def timm_architectures() -> set[str]:
-    """The names timm registers, read from its source files: importing timm takes seconds, reading it does not."""
+    """The names timm registers, read from its source files: importing timm takes seconds."""
     spec = importlib.util.find_spec("timm")
     folders = list(spec.submodule_search_locations or []) if spec else []
     pattern = re.compile(r"^@register_model\s+def (\w+)\(", re.MULTILINE)
@@ -68,7 +68,7 @@ def timm_architectures() -> set[str]:
 def load(
     spec: ModelSpec, checkpoint: Path | None = None, random_weights: bool = False, seed: int = 0
 ) -> LoadedModel:
-    """Build the model and give it weights; every way that cannot serve ends in one line that says what can."""
+    """Build the model and give it weights; a way that cannot serve ends in one line that says what can."""
     if checkpoint is not None and random_weights:
         raise UserError("--checkpoint and --random-weights exclude each other; give one of them")
     if checkpoint is not None:
@@ -111,9 +111,11 @@ def build(spec: ModelSpec, classes: int | None = None) -> nn.Module:
 
         return SwinTransformer(**digits_arch.SWIN_DIGITS)  # type: ignore[no-any-return]
     options = {} if classes is None else {"num_classes": classes}
+    if ":" in spec.timm:  # an hf-hub address: its configuration comes from the hub
+        _prefer_cache()
     try:
         return timm.create_model(spec.timm, pretrained=False, **options)  # type: ignore[no-any-return]
-    except RuntimeError as error:  # timm's answer to a tag it does not know
+    except (RuntimeError, OSError, ValueError, TypeError) as error:
         raise UserError(f"timm cannot build {spec.timm!r}: {_one_line(error)}") from error
 
 
@@ -126,21 +128,33 @@ def _random(spec: ModelSpec, seed: int) -> nn.Module:
 
 
 def _pretrained(spec: ModelSpec) -> nn.Module:
-    if not _hub_reachable():
-        os.environ["HF_HUB_OFFLINE"] = "1"  # else the client tries for a minute; a cached copy still serves
+    _prefer_cache()
     timm = import_timm()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         return timm.create_model(spec.timm, pretrained=True)  # type: ignore[no-any-return]
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"no weights for {spec.name}: the hub did not serve {spec.timm} ({type(error).__name__}); connect to the "
-            "network, give --checkpoint FILE, or use --random-weights for a dry run"
+            f"no weights for {spec.name}: the hub did not serve {spec.timm} ({type(error).__name__}); "
+            "connect to the network, give --checkpoint FILE, or use --random-weights for a dry run"
+        ) from error
+    except RuntimeError as error:  # timm's answer to a tag it does not know, or to one without weights
+        raise UserError(
+            f"no weights for {spec.name}: {_one_line(error)}; give --checkpoint FILE, or use "
+            "--random-weights for a dry run"
         ) from error
 
 
+def _prefer_cache() -> None:
+    """Without a hub, take at once what was downloaded before: the client would try for a minute."""
+    from huggingface_hub import constants
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    if not _hub_reachable():
+        constants.HF_HUB_OFFLINE = True
+
+
 def _hub_reachable() -> bool:
-    """Whether the hub's address resolves; behind a proxy that cannot be told from here, so it is assumed."""
+    """Whether the hub answers; behind a proxy that cannot be told from here, so it is assumed."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
     from huggingface_hub import constants
@@ -160,10 +174,13 @@ def _from_checkpoint(spec: ModelSpec, path: Path) -> nn.Module:
     filter_state = getattr(sys.modules[type(module).__module__], "checkpoint_filter_fn", None)
     try:
         state = filter_state(state, module) if filter_state else state
-    except (KeyError, AttributeError, RuntimeError, ValueError, TypeError) as error:
+    except (LookupError, AttributeError, RuntimeError, ValueError, TypeError, AssertionError) as error:
         raise UserError(f"checkpoint {path} does not fit {spec.name}: {_one_line(error)}") from error
     _require_match(spec, path, module, state)
     module.load_state_dict(state)
+    broken = [key for key, value in module.state_dict().items() if not value.isfinite().all()]
+    if broken:
+        raise UserError(f"checkpoint {path} holds NaN or infinite weights: {_listed('in', broken)}")
     return module
 
 
@@ -172,22 +189,23 @@ def read_state(path: Path) -> dict[str, Any]:
     import pickle
 
     import torch
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     if not path.is_file():
         raise UserError(f"no checkpoint at {path}; give a .safetensors, .pth, .pt or .bin file")
     try:
-        if path.suffix == ".safetensors":
-            return _unnest(path, load_file(path))
-        return _unnest(path, torch.load(path, map_location="cpu", weights_only=True))
+        if path.suffix.lower() == ".safetensors":
+            data = load_file(path)
+        else:
+            data = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"checkpoint {path} is not a plain file of tensors: loading it would run code from it or it is damaged; "
-            "save the state dict alone, best as .safetensors"
+            f"checkpoint {path} is not a plain file of tensors: loading it would run code from it or it is "
+            "damaged; save the state dict alone, best as .safetensors"
         ) from error
-    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged file makes the readers raise nearly anything
         raise UserError(f"cannot read checkpoint {path}: {_one_line(error)}; is it complete?") from error
+    return _unnest(path, data)
 
 
 def _unnest(path: Path, data: Any) -> dict[str, Any]:
@@ -197,18 +215,25 @@ def _unnest(path: Path, data: Any) -> dict[str, Any]:
     for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
         if isinstance(data, dict) and isinstance(data.get(key), dict):
             return _unnest(path, data[key])
-    if not isinstance(data, dict) or not any(isinstance(value, torch.Tensor) for value in data.values()):
+    tensors = _items(data, torch.Tensor)
+    if not tensors:
         raise UserError(
             f"checkpoint {path} holds no state dict; expected tensors by name, at the top or under "
             "state_dict, model or model_ema"
         )
     prefixes = ("module.", "_orig_mod.")
     clean = {}
-    for key, value in data.items():
+    for key, value in tensors.items():
         while key.startswith(prefixes):
             key = key.partition(".")[2]
         clean[key] = value
     return clean
+
+
+def _items(data: Any, kind: type) -> dict[str, Any]:
+    """The named values of one kind; counters, settings and the like lie next to the weights in some files."""
+    entries = data.items() if isinstance(data, dict) else ()
+    return {key: value for key, value in entries if isinstance(key, str) and isinstance(value, kind)}
 
 
 def _classes_in(state: dict[str, Any]) -> int | None:

@@ -1,4 +1,4 @@
-"""Every choice a user can make about calibration, as one frozen value that prints and is stored in the plan."""
+"""Every choice a user can make about calibration, as one frozen value, stored in the plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Labels = Literal["sampled", "argmax"]
 
 @dataclass(frozen=True)
 class Options:
-    """The defaults are what measured best; `Options.base` and `Options.paper` are the paper's own two settings.
+    """The defaults are what measured best; `base` and `paper` are the paper's own two settings.
 
     alpha, beta: candidates are spread over [alpha, beta] x the scale that just covers the largest value.
     twin: which inputs get two ranges; auto decides per site whether the second range pays for itself.
@@ -53,6 +53,8 @@ class Options:
         for name in ("rounds", "candidates", "images"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; expected at least 1")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed is {self.seed}; expected 0..{2**32 - 1}")
         if not 0 <= self.alpha < self.beta:
             raise UserError(f"alpha {self.alpha} and beta {self.beta} are not 0 <= alpha < beta")
         for name, kind in _CHOICES.items():

@@ -1,4 +1,4 @@
-"""The scale plan: everything calibration decided, as a value that can be saved, read, diffed and applied again.
+"""The scale plan: everything calibration decided, as a value to save, read, diff and apply again.
 
 Left of it there is torch and no ONNX, right of it ONNX and no torch.
 """
@@ -9,7 +9,7 @@ import json
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,8 @@ class Outliers:
 class SitePlan:
     """How one product is quantised. For a linear, rhs is the weight as [inputs, outputs].
 
-    bias_correction: added to the output, one value per output channel (the mean error on the calibration images).
-    losses: what the search measured for this choice, by metric name.
+    bias_correction: added to the output, one value per output channel (the mean error on the calibration
+    images). losses: what the search measured for this choice, by metric name.
     """
 
     kind: Kind
@@ -108,10 +108,10 @@ _TYPE_NAMES = {kind: name for name, kind in _QUANTIZERS.items()}
 
 def plain(value: Any) -> Any:
     """A plan, or any part of one, as what JSON holds."""
-    if isinstance(value, tuple(_TYPE_NAMES)):
-        return {"type": _TYPE_NAMES[type(value)], **asdict(value)}
     if is_dataclass(value):
-        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+        name = _TYPE_NAMES.get(type(value))
+        entries = {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+        return entries if name is None else {"type": name, **entries}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -124,7 +124,7 @@ def parse_site(data: object) -> SitePlan:
 
 
 def _parse(kind: Any, data: object, where: str) -> Any:
-    """`data` as a value of the annotated type `kind`; raises PlanFieldError with the path of what does not fit."""
+    """`data` as a value of the annotated type `kind`; a PlanFieldError has the path of what does not fit."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return data

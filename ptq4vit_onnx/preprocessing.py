@@ -1,4 +1,4 @@
-"""How an image file becomes a network's input: the model's own rule, carried in the ONNX file so nobody guesses it."""
+"""How an image file becomes a network's input: the model's own rule, carried in the ONNX file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Every product a torch model computes, seen by one hook: what it multiplies, where, and under which site's name.
+"""Every product a torch model computes, seen by one hook: what it multiplies, and under which site's name.
 
-`watching(model, handler)` calls `handler(call)` in place of each linear, patch convolution and matrix product of the
-forward passes inside it, whichever module or function computed them. Recording, simulation and discovery are three
-handlers; none of them replaces a module or needs to know an architecture.
+`watching(model, handler)` calls `handler(call)` in place of each linear, patch convolution and matrix product
+of the forward passes inside it, whichever module or function computed them. Recording, simulation and
+discovery are three handlers; none of them replaces a module or needs to know an architecture.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def unfuse_attention(model: nn.Module) -> None:
     """Have timm's attention modules compute Q@K^T, softmax and P@V as separate, visible operations."""
     for module in model.modules():
         if hasattr(module, "fused_attn"):
-            module.fused_attn = False
+            setattr(module, "fused_attn", False)  # noqa: B010 - nn.Module annotates its attributes as tensors
 
 
 @contextmanager
@@ -141,7 +141,7 @@ class _ProductMode(TorchFunctionMode):
 
         def finish(out: Tensor) -> Tensor:
             out = out if bias is None else out + bias
-            return out.transpose(1, 2).unflatten(2, (rows, columns))
+            return out.transpose(1, 2).reshape(len(out), -1, rows, columns)
 
         return Call(
             Site(name, "conv", scope),
@@ -185,8 +185,9 @@ def require_patch_convolution(
     kernel = tuple(weight.shape[-2:])
     if _pair(stride) != kernel or _pair(padding) != (0, 0) or _pair(dilation) != (1, 1) or groups != 1:
         raise UserError(
-            f"cannot quantise this model: {name} is a convolution with kernel {kernel}, stride {_pair(stride)}, padding "
-            f"{padding}, {groups} groups; only patch embeddings (kernel = stride, no padding) are products"
+            f"cannot quantise this model: {name} is a convolution with kernel {kernel}, stride "
+            f"{_pair(stride)}, padding {padding}, {groups} groups; only patch embeddings (kernel = stride, "
+            "no padding) are products"
         )
 
 
@@ -197,9 +198,7 @@ def _pair(value: Any) -> tuple[Any, Any]:
 def patches(x: Tensor, height: int, width: int) -> Tensor:
     """[batch, C, H, W] -> [batch, patches, C*height*width], inputs ordered as a conv weight flattens."""
     rows, columns = x.shape[-2] // height, x.shape[-1] // width
-    tiles = (
-        x[..., : rows * height, : columns * width].unflatten(2, (rows, height)).unflatten(4, (columns, width))
-    )
+    tiles = x[..., : rows * height, : columns * width].reshape(*x.shape[:2], rows, height, columns, width)
     return tiles.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
@@ -209,7 +208,7 @@ def _mark_source(func: Any, args: tuple[Any, ...], out: Any) -> None:
         out._ptq4vit_source = "softmax"
     elif func in _GELU:
         out._ptq4vit_source = "gelu"
-    elif func in _TRANSPARENT and isinstance(out, Tensor) and args and _source(args[0]) != "other":
+    elif func in _TRANSPARENT and args and _source(args[0]) != "other":
         out._ptq4vit_source = _source(args[0])
 
 

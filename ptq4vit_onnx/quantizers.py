@@ -1,10 +1,10 @@
 """Quantizers: frozen values that round a tensor onto the points k bits can hold.
 
-Rounding is defined here, once, for numpy and torch alike: `(x / scale).round().clip(low, high)`, round half to
-even, in float32. numpy, torch and ONNX Runtime's QuantizeLinear agree on it bit for bit.
+Rounding is defined here, once, for numpy and torch alike: `(x / scale).round().clip(low, high)`, round half
+to even, in float32. numpy, torch and ONNX Runtime's QuantizeLinear agree on it bit for bit.
 
-Scales are Python floats that are exactly float32 values (`as_float32` makes them so); anything else would let the
-numpy side and the ONNX file disagree in the last bit.
+Scales are Python floats that are exactly float32 values (`as_float32` makes them so); anything else would let
+the numpy side and the ONNX file disagree in the last bit.
 
 A quantizer has one scale, or n of them: then `axis` is cut into n equal, consecutive groups, one scale each.
     weights  [inputs, outputs]             axis -1: 3 groups for a fused qkv, `outputs` groups for per-channel
@@ -51,7 +51,8 @@ class Uniform:
 
     def codes(self, x: Tensor) -> Tensor:
         """Integer codes as floats, of x's own type."""
-        return _round_clip(x / spread(self.scale, x, self.axis), self.low, self.high)
+        quotient: Tensor = x / spread(self.scale, x, self.axis)
+        return _round_clip(quotient, self.low, self.high)
 
     def fake_quantize(self, x: Tensor) -> Tensor:
         codes = self.codes(x)
@@ -59,7 +60,7 @@ class Uniform:
         return codes
 
     def encode(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return self.codes(x).astype(np.int8)  # type: ignore[no-any-return]
+        return self.codes(x).astype(np.int8)
 
     def decode(self, codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         floats = codes.astype(np.float32)
@@ -99,12 +100,13 @@ class Affine:
         return codes
 
     def _centred(self, x: Tensor) -> Tensor:
-        """Codes minus the zero point: rounded first, so that zero stays exact, then clipped to what 0..high leaves."""
+        """Codes minus the zero point: rounded first, so that zero stays exact, then clipped to 0..high."""
         zero = spread(self.zero_point, x, self.axis)
-        return _round_clip(x / spread(self.scale, x, self.axis), -zero, self.high - zero)
+        quotient: Tensor = x / spread(self.scale, x, self.axis)
+        return _round_clip(quotient, -zero, self.high - zero)
 
     def encode(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return self.codes(x).astype(np.uint8)  # type: ignore[no-any-return]
+        return self.codes(x).astype(np.uint8)
 
     def decode(self, codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         floats = codes.astype(np.float32)
@@ -116,7 +118,7 @@ class Affine:
 class TwinSoftmax:
     """Twin quantisation of probabilities: a fine range R1 = [0, 2^(k-1) D1) and a coarse one R2 = [0, 1].
 
-    D2 = 1 / 2^(k-1) is fixed, D1 = D2 / 2^shift; the paper searches D1 in 2^-k .. 2^-(k+10), so shift in 1..11.
+    D2 = 1 / 2^(k-1) is fixed, D1 = D2 / 2^shift; the paper searches D1 in 2^-k .. 2^-(k+10), shift in 1..11.
     A value belongs to exactly one range: x < 2^(k-1) D1 is rounded in R1 alone, everything else in R2 alone.
     """
 
@@ -149,7 +151,7 @@ class TwinSoftmax:
     @property
     def fits_a_byte(self) -> bool:
         """Whether both ranges together are one uint8 tensor of step D1, so that one product serves both."""
-        return self.high * 2**self.shift <= 255
+        return bool(self.high * 2**self.shift <= 255)
 
     def branches(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(fine, coarse) codes as floats; at every position at least one of the two is zero."""
@@ -168,7 +170,7 @@ class TwinSoftmax:
         return fine
 
     def encode(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The paper's storage format: most significant bit = range (0 fine, 1 coarse), k-1 bits of magnitude."""
+        """The paper's storage format: top bit = range (0 fine, 1 coarse), k-1 bits of magnitude."""
         fine, coarse = self.branches(x)
         flag = (x >= self.split) * (self.high + 1)
         return (fine + coarse + flag).astype(np.uint8)  # type: ignore[no-any-return]
@@ -180,7 +182,7 @@ class TwinSoftmax:
 
 @dataclass(frozen=True)
 class TwinGelu:
-    """Twin quantisation of GELU's output: negatives in R1 with step D1, positives in R2 with step D2 = 2^shift D1."""
+    """Twin quantisation of GELU's output: negatives have step D1, positives step D2 = 2^shift D1."""
 
     bits: int
     scale: float  # D2
@@ -213,7 +215,7 @@ class TwinGelu:
     @property
     def fits_a_byte(self) -> bool:
         """Whether both ranges together are one uint8 tensor of step D1, so that one product serves both."""
-        return self.high + self.high * 2**self.shift <= 255
+        return bool(self.high + self.high * 2**self.shift <= 255)
 
     def branches(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(magnitudes of the negatives, codes of the positives) as floats."""

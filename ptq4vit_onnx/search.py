@@ -40,6 +40,16 @@ def price(lhs: Quantizer) -> float:
 
 
 @dataclass(frozen=True)
+class Float:
+    """A left side that is not quantised yet, and the form it will take (which decides what weights it allows)."""
+
+    form: Quantizer
+
+    def fake_quantize(self, x: Tensor) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True)
 class Found:
     """The best quantizers of both sides, and the loss on all recorded rows (per group of the rhs, summed)."""
 
@@ -57,32 +67,41 @@ class ProductSearch:
         self.ranked = subsample(objective, RANK_ELEMENTS, options.seed) if fast else objective
         self.verified = subsample(self.ranked, VERIFY_ELEMENTS, options.seed) if fast else objective
 
-    def run(self, lhs_grids: Sequence[Grid], rhs_grid: Grid, rhs: Uniform) -> Found:
-        """Alternate until neither side moves, at most `rounds` times, starting from the given right side.
+    def run(self, lhs_grids: Sequence[Grid], rhs_grid: Grid, start: Uniform) -> Found:
+        """The best pair of quantizers over all forms of the left side; `start` is the right side to begin with.
 
-        Several left grids are several forms of quantizer: the first round decides between them.
+        Each form is searched to its end, from where the one before it ended, and only then compared: a left side
+        found next to a bad right side makes up for its errors and says nothing about the form. For the same reason a
+        weight is searched once next to the float left side first.
         """
+        rhs = start
+        if self.weight:
+            form = lhs_grids[0].pick([0] * lhs_grids[0].groups)
+            rhs = typing.cast(Uniform, self.search("rhs", rhs_grid, Float(form)))
+        pairs: list[tuple[Quantizer, Uniform]] = []
+        for grid in lhs_grids:
+            lhs, rhs = self.alternate(grid, rhs_grid, rhs)
+            pairs.append((lhs, rhs))
+        lhs, rhs = min(pairs, key=self._priced) if len(pairs) > 1 else pairs[0]
+        return Found(lhs, rhs, float(self.loss(self.whole, lhs, rhs, 1, -1)))
+
+    def alternate(self, lhs_grid: Grid, rhs_grid: Grid, rhs: Uniform) -> tuple[Quantizer, Uniform]:
+        """Left, right, left, .. until neither side moves, at most `rounds` times."""
         lhs: Quantizer | None = None
-        grids = list(lhs_grids)
         for _ in range(self.options.rounds):
             before = (lhs, rhs)
-            lhs, grid = self.best_form(grids, rhs)
-            grids = [grid]
+            lhs = self.search("lhs", lhs_grid, rhs)
             rhs = typing.cast(Uniform, self.search("rhs", rhs_grid, lhs))
             if (lhs, rhs) == before:
                 break
         assert lhs is not None
-        return Found(lhs, rhs, float(self.loss(self.whole, lhs, rhs, 1, -1)))
+        return lhs, rhs
 
-    def best_form(self, grids: list[Grid], rhs: Uniform) -> tuple[Quantizer, Grid]:
-        """The best left quantizer over all grids; a form that costs a second product must win by its price."""
-        found = [(self.search("lhs", grid, rhs), grid) for grid in grids]
-        if len(found) == 1:
-            return found[0]
-        losses = [float(self.loss(self.verified, lhs, rhs, 1, -1)) * price(lhs) for lhs, _ in found]
-        return found[losses.index(min(losses))]
+    def _priced(self, pair: tuple[Quantizer, Uniform]) -> float:
+        """The loss, times what the form costs at run time."""
+        return float(self.loss(self.verified, *pair, 1, -1)) * price(pair[0])
 
-    def search(self, side: Side, grid: Grid, other: Quantizer) -> Quantizer:
+    def search(self, side: Side, grid: Grid, other: Quantizer | Float) -> Quantizer:
         """The best candidate of `grid` for one side, the other side fixed."""
         if self.options.search == "exhaustive" or self._is_cheap(grid):
             order = torch.arange(grid.count)[:, None].expand(-1, grid.groups)
@@ -97,7 +116,7 @@ class ProductSearch:
     def _is_cheap(self, grid: Grid) -> bool:
         return grid.count * self.verified.out.numel() * self.whole.lhs.shape[-1] <= CHEAP
 
-    def rank(self, side: Side, grid: Grid, other: Quantizer) -> Tensor:
+    def rank(self, side: Side, grid: Grid, other: Quantizer | Float) -> Tensor:
         """Estimated losses [count, groups] of all candidates."""
         objective = self.ranked
         if side == "lhs":
@@ -114,7 +133,7 @@ class ProductSearch:
         return rank(objective, objective.rhs, grid, terms, lambda x, q: self.quantize_rhs(x, q, other))
 
     def side_loss(
-        self, objective: Objective, side: Side, candidate: Quantizer, other: Quantizer, grid: Grid
+        self, objective: Objective, side: Side, candidate: Quantizer, other: Quantizer | Float, grid: Grid
     ) -> Tensor:
         if side == "lhs":
             return self.loss(objective, candidate, other, grid.groups, grid.axis)
@@ -126,8 +145,9 @@ class ProductSearch:
             lhs.fake_quantize(objective.lhs), self.quantize_rhs(objective.rhs, rhs, lhs), groups, axis
         )
 
-    def quantize_rhs(self, rhs: Tensor, quantizer: Quantizer, lhs: Quantizer) -> Tensor:
+    def quantize_rhs(self, rhs: Tensor, quantizer: Quantizer, lhs: Quantizer | Float) -> Tensor:
         """The right side as it will be: a weight in the codes that ship next to `lhs`."""
         if not self.weight:
             return quantizer.fake_quantize(rhs)
+        lhs = lhs.form if isinstance(lhs, Float) else lhs
         return shipped(rhs, lhs, typing.cast(Uniform, quantizer))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ptq4vit_onnx.calibrate import shipped_sides, with_weight
 from ptq4vit_onnx.plan import ScalePlan, SitePlan
 from ptq4vit_onnx.products import Call, watching
+from ptq4vit_onnx.replay import Replay
 
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
@@ -21,14 +22,26 @@ class Simulator:
     """A handler that computes each planned product as the plan says; weights are prepared once.
 
     sites: leave None to apply the whole plan; a set of names applies only those and leaves the others in float.
+    nudge: change the last bit of about half of every product's outputs, up or down at random: what another
+    implementation of the float operations in between might do.
     """
 
-    def __init__(self, plan: ScalePlan | Mapping[str, SitePlan], sites: set[str] | None = None) -> None:
+    def __init__(
+        self, plan: ScalePlan | Mapping[str, SitePlan], sites: set[str] | None = None, nudge: bool = False
+    ) -> None:
         self.plans = plan.sites if isinstance(plan, ScalePlan) else plan
         self.only = sites
+        self.generator = torch.Generator().manual_seed(0) if nudge else None
         self.weights: dict[str, tuple[Tensor, Tensor | None]] = {}
 
     def __call__(self, call: Call) -> Tensor:
+        out = self._product(call)
+        if self.generator is None:
+            return out
+        steps = torch.randint(-1, 2, out.shape, generator=self.generator, dtype=torch.int8)
+        return out * (1 + steps * torch.finfo(torch.float32).eps)
+
+    def _product(self, call: Call) -> Tensor:
         name = call.site.name
         if self.only is not None and name not in self.only:
             return call.plain()
@@ -50,15 +63,29 @@ def simulate(
     images: np.ndarray[Any, Any],
     batch: int = 16,
     sites: set[str] | None = None,
+    nudge: bool = False,
     progress: Progress = lambda items, _title: items,
     title: str = "simulating",
 ) -> np.ndarray[Any, Any]:
     """Logits [n, classes] of the model under the plan, or of the float model where plan is None."""
-    watch = nullcontext() if plan is None else watching(model, Simulator(plan, sites))
+    watch = nullcontext() if plan is None else watching(model, Simulator(plan, sites, nudge))
     starts = range(0, len(images), batch)
     with torch.no_grad(), watch:
         chunks = [model(torch.from_numpy(images[start : start + batch])) for start in progress(starts, title)]
     return torch.cat(chunks).numpy()  # type: ignore[no-any-return]
+
+
+def replay(model: nn.Module, plan: ScalePlan, hold: Replay, images: np.ndarray[Any, Any]) -> None:
+    """Simulate each site from what the ONNX model computed before it; `hold` keeps how far they differ."""
+    simulator = Simulator(plan)
+
+    def compare(call: Call) -> Tensor:
+        return torch.from_numpy(hold(call.site.name, simulator(call).numpy()))
+
+    for image in images[:, None]:
+        hold.show(image)
+        with torch.no_grad(), watching(model, compare):
+            model(torch.from_numpy(image))
 
 
 def site_outputs(

@@ -22,8 +22,9 @@ SOURCES: tuple[str, ...] = get_args(Source)
 class Site:
     """name: unique; scope: path of the module whose forward computes the product (binds it to ONNX nodes).
 
-    lhs_source: what feeds the left side. weight_groups: how many equal blocks of output columns the paper gives a
-    weight scale of their own (3 for a fused qkv, else 1). heads: length of axis -3 of a matmul's sides, else 1.
+    lhs_source: what feeds the left side. weight_groups: how many equal blocks of output columns the paper
+    gives a weight scale of their own (3 for a fused qkv, else 1). heads: length of axis -3 of a matmul's
+    sides, else 1.
     """
 
     name: str

@@ -1,5 +1,6 @@
 """The one place that imports timm: it starts also where torchvision was built for another torch."""
 
+import importlib.machinery
 import importlib.util
 from types import ModuleType
 from typing import Any
@@ -14,9 +15,9 @@ _library: Any = None  # torch forgets the schemas when the library object is col
 def declare_missing_torchvision_operators() -> list[str]:
     """Declare the operators that torchvision's Python code refers to when its binary part did not load.
 
-    A torchvision built for CUDA torch cannot load its extension next to CPU torch, and then dies on import with
-    `operator torchvision::nms does not exist`. timm needs torchvision but never calls these operators. Only those
-    that are really missing are declared; returns their names.
+    A torchvision built for CUDA torch cannot load its extension next to CPU torch, and then dies on import
+    with `operator torchvision::nms does not exist`. timm needs torchvision but never calls these operators.
+    Only those that are really missing are declared; returns their names.
     """
     global _library
     import torch
@@ -26,23 +27,25 @@ def declare_missing_torchvision_operators() -> list[str]:
     _load_torchvision_binary()
     missing = [name for name in _MISSING_SCHEMAS if not _is_declared(torch, name)]
     if missing:
-        _library = torch.library.Library("torchvision", "FRAGMENT")
+        make: Any = torch.library.Library
+        _library = make("torchvision", "FRAGMENT")
         for name in missing:
             _library.define(_MISSING_SCHEMAS[name])
     return missing
 
 
 def _load_torchvision_binary() -> None:
-    """Load torchvision's own operators, as its package does on import, so that a good install declares them."""
+    """Load torchvision's own operators, as its package does on import, so that a good one declares them."""
     import torch
 
+    operators: Any = torch.ops
     spec = importlib.util.find_spec("torchvision")
     folders = list(spec.submodule_search_locations or []) if spec else []
     extension = importlib.machinery.PathFinder.find_spec("_C", folders)
     if extension is None or extension.origin is None:
         return
     try:
-        torch.ops.load_library(extension.origin)
+        operators.load_library(extension.origin)
     except OSError:  # built for another torch: this is the case the declarations are for
         return
 

@@ -1,8 +1,9 @@
 """The integer weights that ship: rounded, then made safe for CPUs that add two 8-bit products in 16 bits.
 
-Without VNNI, ONNX Runtime multiplies u8 by s8 with `vpmaddubsw`: the products of two neighbouring inputs (k, k+1),
-k even, are added in int16, saturating. If max_code * |w[k] + w[k+1]| fits int16 in every output column, nothing
-saturates and the product is exact on every CPU. Both the simulator and the ONNX passes take their weights from here.
+Without VNNI, ONNX Runtime multiplies u8 by s8 with `vpmaddubsw`: the products of two neighbouring inputs (k,
+k+1), k even, are added in int16, saturating. If max_code * |w[k] + w[k+1]| fits int16 in every output column,
+nothing saturates and the product is exact on every CPU. Both the simulator and the ONNX passes take their
+weights from here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ INT16_MAX = 32767
 def largest_lhs_code(lhs: Quantizer) -> int:
     """The largest unsigned code the left side sends into the integer product.
 
-    Symmetric codes are shipped shifted up by 2^(k-1), so they reach 2^k - 1; a twin branch reaches 2^(k-1) - 1.
+    Symmetric codes are shipped shifted up by 2^(k-1), so they reach 2^k - 1; a twin branch 2^(k-1) - 1.
     """
     return 2**lhs.bits - 1 if isinstance(lhs, (Uniform, Affine)) else lhs.high
 
@@ -46,11 +47,11 @@ def shipped(weight: Tensor, lhs: Quantizer, rhs: Uniform) -> Tensor:
 
 
 def make_pairs_safe(codes: Tensor, limit: int) -> Tensor:
-    """Codes with |w[k] + w[k+1]| <= limit for every even k: an excess is taken off, half from each of the pair.
+    """Codes with |w[k] + w[k+1]| <= limit for every even k: an excess is taken off, half from each.
 
-    codes: [inputs, outputs] of integers, as float32; numpy or torch, changed in place. Only pairs of one sign can
-    exceed; both move towards zero, never across it: one of them alone is at most 128, so the excess is at most the
-    other. An odd last row has no partner and is always safe.
+    codes: [inputs, outputs] of integers, as float32; numpy or torch, changed in place. Only pairs of one sign
+    can exceed; both move towards zero, never across it: one of them alone is at most 128, so the excess is at
+    most the other. An odd last row has no partner and is always safe.
     """
     if limit >= 256:
         return codes
@@ -71,7 +72,7 @@ def _sign(x: Tensor) -> Any:
 
 
 def saturating_pairs(codes: np.ndarray[Any, Any], largest_code: int) -> int:
-    """How many (pair, column)s of int8 `codes` [inputs, outputs] can overflow int16 next to codes up to `largest_code`."""
+    """How many (pair, column)s of int8 codes [inputs, outputs] can overflow int16 next to `largest_code`."""
     paired = codes[: codes.shape[0] // 2 * 2].astype(np.int32).reshape(-1, 2, codes.shape[1])
     positive = np.maximum(paired, 0).sum(axis=1) * largest_code
     negative = np.minimum(paired, 0).sum(axis=1) * largest_code

@@ -1,0 +1,76 @@
+"""Every listed model with random weights, through the whole pipeline: float export, plan, passes, proof.
+
+    python benchmarks/all_models.py [--model NAME ...] [--bits 8 6] [--images 2]
+
+Prints one Markdown row per model and width: sites found, float parity, products in integers, products equal to integer
+arithmetic, distance of the logits from the simulator, file sizes, peak memory. Stops with exit code 1 where parity fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from ptq4vit_onnx.calibrate import calibrate
+from ptq4vit_onnx.export import float_parity, save_model, versions
+from ptq4vit_onnx.float_export import export_float
+from ptq4vit_onnx.images import synthetic_images
+from ptq4vit_onnx.loading import load, resolve
+from ptq4vit_onnx.models.specs import SPECS
+from ptq4vit_onnx.options import Options
+from ptq4vit_onnx.plan import ScalePlan
+from ptq4vit_onnx.products import discover
+from ptq4vit_onnx.prove import prove, quantize_model
+from ptq4vit_onnx.report import file_bytes
+from ptq4vit_onnx.tape import record
+
+COLUMNS = ("model", "bits", "sites", "float parity", "products in integers", "exact", "logits off by", "float MB",
+           "MB", "peak GB", "s")  # fmt: skip
+
+
+def rows(name: str, bits: list[int], count: int, folder: Path) -> None:
+    model = load(resolve(name), random_weights=True)
+    images = synthetic_images(model.preprocessing, count, 0)
+    sites = discover(model.module, torch.from_numpy(images.images[:1]))
+    float_model = export_float(model, sites)
+    float_path = save_model(float_model, folder / "float.onnx")
+    parity = float_parity(model, float_path, images.images)
+    for k in bits:
+        started = time.perf_counter()
+        options = Options(weight_bits=k, activation_bits=k, images=count, candidates=20, rounds=1)
+        found = calibrate(record(model.module, torch.from_numpy(images.images)), options)
+        plan = ScalePlan(
+            name, model.fingerprint, images.fingerprint, options.to_data(), versions(),
+            {site.name: found[site.name] for site in sites},
+        )  # fmt: skip
+        path, _ = quantize_model(float_model, plan, folder / "model.onnx")
+        proof = prove(path, float_path, plan, model, images, images.images[:1], lambda items, _title: items)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        exact = f"{sum(site.exact for site in proof.sites)} of {len(proof.sites)}"
+        cells = (
+            name, str(k), str(len(sites)), f"{parity.error:.1e}", str(proof.kernels).partition(" products")[0], exact,
+            f"{proof.end_to_end.relative_error:.1e}", f"{file_bytes(float_path) / 1e6:.1f}",
+            f"{file_bytes(path) / 1e6:.1f}", f"{peak:.1f}", f"{time.perf_counter() - started:.0f}",
+        )  # fmt: skip
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", default=[spec.name for spec in SPECS])
+    parser.add_argument("--bits", nargs="+", type=int, default=[8, 6])
+    parser.add_argument("--images", type=int, default=2)
+    parsed = parser.parse_args()
+    print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
+    for name in parsed.model:
+        with tempfile.TemporaryDirectory() as folder:
+            rows(name, parsed.bits, parsed.images, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

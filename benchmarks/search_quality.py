@@ -1,0 +1,108 @@
+"""How close the fast search comes to exhaustive search, and how much faster it is.
+
+    python benchmarks/search_quality.py quality --model vit_t --bits 8 6 4
+    python benchmarks/search_quality.py speed   --model deit_s --blocks 1
+
+quality: for every site and both sides, with the other side as the plan has it, the exact loss (all rows) of the fast
+search's choice over the smallest exact loss of all candidates. speed: both searches on the same recordings, same process
+and threads (random weights: time does not depend on them), and the whole calibration in float forward passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import real_data
+
+from ptq4vit_onnx.calibrate import calibrate, lhs_grids, rhs_search_space
+from ptq4vit_onnx.images import synthetic_images
+from ptq4vit_onnx.loading import load, resolve
+from ptq4vit_onnx.objective import objective_of
+from ptq4vit_onnx.options import Options
+from ptq4vit_onnx.search import ProductSearch
+from ptq4vit_onnx.tape import Recording, record
+
+
+def ratios(recording: Recording, options: Options) -> Iterator[tuple[str, float]]:
+    """(side, loss of the fast choice / smallest loss), per side; groups are summed, each at its own optimum."""
+    site = recording.site
+    fast = ProductSearch(objective_of(recording, options.metric), options, site.rhs_is_weight)
+    exhaustive = ProductSearch(objective_of(recording, options.metric), replace(options, search="exhaustive"), site.rhs_is_weight)
+    rhs_grid, start = rhs_search_space(recording, options)
+    lhs_grid = lhs_grids(recording, options)[0]
+    lhs = fast.search("lhs", lhs_grid, start)
+    for side, grid, other in (("lhs", lhs_grid, start), ("rhs", rhs_grid, lhs)):
+        losses = [
+            exhaustive.side_loss(exhaustive.whole, side, search.search(side, grid, other), other, grid).sum().item()  # type: ignore[arg-type]
+            for search in (fast, exhaustive)
+        ]
+        yield side, losses[0] / max(losses[1], 1e-300)
+
+
+def quality(name: str, bits: list[int], images: int) -> None:
+    model = real_data.load_model(name)
+    pixels = torch.from_numpy(real_data.calibration_images(model, images).images)
+    print("| bits | searches | within 1 % | worst ratio | worst site |\n|---|---|---|---|---|")
+    for k in bits:
+        options = Options.paper(weight_bits=k, activation_bits=k, images=images)
+        found = []
+        for recording in record(model.module, pixels):
+            found += [(ratio, f"{recording.site.name} {side}") for side, ratio in ratios(recording, options)]
+        values = np.asarray([ratio for ratio, _ in found])
+        worst = max(found)
+        print(f"| {k} | {len(found)} | {100 * (values <= 1.01).mean():.1f} % | {worst[0]:.3f} | {worst[1]} |", flush=True)
+
+
+def speed(name: str, blocks: int, images: int, bits: int) -> None:
+    model = load(resolve(name), random_weights=True)
+    pixels = torch.from_numpy(synthetic_images(model.preprocessing, images, 0).images)
+    started = time.perf_counter()
+    with torch.no_grad():
+        for chunk in pixels.split(4):
+            model.module(chunk)
+    forward = time.perf_counter() - started
+    options = Options.paper(weight_bits=bits, activation_bits=bits)
+    seconds = {"fast": 0.0, "exhaustive": 0.0}
+    for index, recording in enumerate(record(model.module, pixels)):
+        if index >= 1 + 6 * (blocks + 1):
+            break
+        if index < 7:  # the head and the last block, whose rows are nearly all dropped, would flatter exhaustive search
+            continue
+        for search in seconds:
+            started = time.perf_counter()
+            calibrate([recording], replace(options, search=search))  # type: ignore[arg-type]
+            seconds[search] += time.perf_counter() - started
+        print(f"{recording.site.name}: {seconds['exhaustive'] / seconds['fast']:.1f}x so far", file=sys.stderr)
+    started = time.perf_counter()
+    calibrate(record(model.module, pixels), options)
+    whole = time.perf_counter() - started
+    print(f"{name}, {images} images, {blocks} block(s), {torch.get_num_threads()} threads")
+    print(f"  exhaustive {seconds['exhaustive']:.1f} s, fast {seconds['fast']:.1f} s: {seconds['exhaustive'] / seconds['fast']:.1f} times faster")
+    print(f"  whole calibration {whole:.1f} s = {whole / forward:.1f} float forward passes of {forward:.1f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("quality", "speed"))
+    parser.add_argument("--model")
+    parser.add_argument("--bits", nargs="+", type=int, default=[8, 6, 4])
+    parser.add_argument("--images", type=int, default=32)
+    parser.add_argument("--blocks", type=int, default=1)
+    parsed = parser.parse_args()
+    if parsed.what == "quality":
+        quality(parsed.model or "vit_t", parsed.bits, parsed.images)
+    else:
+        speed(parsed.model or "deit_s", parsed.blocks, parsed.images, parsed.bits[0])
+
+
+if __name__ == "__main__":
+    main()

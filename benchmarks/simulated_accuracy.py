@@ -1,0 +1,115 @@
+"""Accuracy of simulated plans on real photos: the paper's Table 1 (methods by bits) and Table 3 (ablation).
+
+    python benchmarks/simulated_accuracy.py methods  --model vit_t deit_t
+    python benchmarks/simulated_accuracy.py ablation --model vit_t
+
+Prints one Markdown row as soon as it is measured. Every row is calibrated on the same 32 photos and measured on the
+same validation photos as the float model: drop is the paired difference in top-1, with its standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import real_data
+
+from ptq4vit_onnx import metrics
+from ptq4vit_onnx.calibrate import calibrate
+from ptq4vit_onnx.loading import LoadedModel
+from ptq4vit_onnx.options import Options
+from ptq4vit_onnx.simulate import simulate
+from ptq4vit_onnx.tape import record
+
+Rows = list[tuple[str, Options]]
+HEADER = ("model", "method", "bits", "top-1", "drop", "agreement", "KL", "calibration s")
+
+
+def method_rows(bits: list[int]) -> Rows:
+    """Base PTQ, PTQ4ViT as published, and this tool's defaults."""
+    widths = [{"weight_bits": k, "activation_bits": k} for k in bits]
+    return [
+        row
+        for width in widths
+        for row in (
+            ("Base PTQ", Options.base(**width)),
+            ("PTQ4ViT as published", Options.paper(**width)),
+            ("defaults", Options(**width)),
+        )
+    ]
+
+
+def ablation_rows(bits: list[int]) -> Rows:
+    """The six rows of the paper's Table 3: Hessian metric, softmax twin, GELU twin."""
+    rows = []
+    for k in bits:
+        width = {"weight_bits": k, "activation_bits": k}
+        rows += [
+            ("none of the three", Options.base(**width)),
+            ("Hessian", Options.paper(twin="none", **width)),
+            ("Hessian + softmax twin", Options.paper(twin="softmax", **width)),
+            ("Hessian + GELU twin", Options.paper(twin="gelu", **width)),
+            ("softmax twin + GELU twin", Options.base(twin="both", rounds=3, alpha=0.0, **width)),
+            ("Hessian + both twins", Options.paper(twin="both", **width)),
+        ]
+    return rows
+
+
+def measure(model: LoadedModel, options: Options, calibration: Any, images: Any, labels: Any, reference: Any) -> dict[str, Any]:
+    started = time.perf_counter()
+    tape = record(model.module, torch.from_numpy(calibration), options.seed, options.labels)
+    plans = calibrate(tape, options)
+    seconds = time.perf_counter() - started
+    logits = simulate(model.module, plans, images)
+    drop = metrics.paired_drop(reference, logits, labels)
+    return {
+        "top1": metrics.top1(logits, labels), "drop": drop.to_data(), "seconds": seconds,
+        "agreement": metrics.agreement(logits, reference), "kl": metrics.mean_kl(reference, logits),
+    }  # fmt: skip
+
+
+def rows_of(name: str, table: Rows, folds: list[int], limit: int | None) -> Iterator[tuple[str, ...]]:
+    model = real_data.load_model(name)
+    calibration = real_data.calibration_images(model).images
+    sets = [real_data.validation_images(model, fold, limit) for fold in folds]
+    images = np.concatenate([item.images for item in sets])
+    labels = np.concatenate([item.labels for item in sets if item.labels is not None])
+    reference = simulate(model.module, None, images)
+    yield (name, "float", "32", f"{metrics.top1(reference, labels):.1f}", "", "", "", "")
+    for title, options in table:
+        result = measure(model, options, calibration, images, labels, reference)
+        drop = result["drop"]
+        print(json.dumps({"model": name, "method": title, "options": options.to_data(), **result}), file=sys.stderr)
+        yield (
+            name, title, f"W{options.weight_bits}A{options.activation_bits}", f"{result['top1']:.1f}",
+            f"{drop['points']:.1f} ± {drop['standard_error']:.1f}", f"{result['agreement']:.1f}", f"{result['kl']:.3f}",
+            f"{result['seconds']:.0f}",
+        )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=("methods", "ablation"))
+    parser.add_argument("--model", nargs="+", default=["vit_t"], choices=sorted(real_data.WEIGHTS))
+    parser.add_argument("--bits", nargs="+", type=int)
+    parser.add_argument("--fold", nargs="+", type=int, default=[3, 0])
+    parser.add_argument("--limit", type=int, help="photos per fold")
+    parsed = parser.parse_args()
+    table = method_rows(parsed.bits or [8, 6, 4]) if parsed.table == "methods" else ablation_rows(parsed.bits or [8, 6])
+    print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER))
+    for name in parsed.model:
+        for row in rows_of(name, table, parsed.fold, parsed.limit):
+            print("| " + " | ".join(row) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Output folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ptq4vit_onnx.errors import UserError
+
+
+def require_free(folder: Path, force: bool) -> None:
+    """Refuse early, before any work: a folder that exists, without --force, or one that cannot be written."""
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise UserError(f"output {str(folder)!r} is the folder you are in, or above it; name one below it")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"output {folder} exists and is not a folder; give another --output")
+    if folder.exists() and any(folder.iterdir()) and not force:
+        raise UserError(f"output folder {folder} exists; give another --output, or --force to replace it")
+    parent = _existing_parent(folder)
+    if not parent.is_dir():
+        raise UserError(f"cannot write {folder}: {parent} is not a folder; give another --output")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write {folder}: no permission in {parent}; give another --output")
+
+
+@contextmanager
+def whole_folder(folder: Path, force: bool) -> Iterator[Path]:
+    """A staging folder next to `folder` that takes its name when the block ends well, and vanishes otherwise.
+
+    What was there before is replaced only then. A killed process leaves at most a hidden staging folder.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))
+    except OSError as error:
+        raise _write_error(folder, error) from error
+    try:
+        staging.chmod(0o755)
+        yield staging
+        require_free(folder, force)
+        _swap(staging, folder)
+    except OSError as error:
+        raise _write_error(folder, error) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A text file that appears whole or not at all."""
+    staging = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        staging.write_text(text, encoding="utf-8")
+        staging.replace(path)
+    except OSError as error:
+        raise _write_error(path, error) from error
+    finally:
+        staging.unlink(missing_ok=True)
+
+
+def _swap(staging: Path, folder: Path) -> None:
+    if not folder.exists():
+        staging.rename(folder)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old-", dir=folder.parent))
+    folder.rename(old / "was")
+    try:
+        staging.rename(folder)
+    except OSError:
+        (old / "was").rename(folder)
+        raise
+    finally:
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _existing_parent(folder: Path) -> Path:
+    parent = folder.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    return parent
+
+
+def _write_error(path: Path, error: OSError) -> UserError:
+    what = (
+        "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else (error.strerror or str(error))
+    )
+    return UserError(
+        f"cannot write {path}: {what}; nothing was left behind, give another --output or make room"
+    )

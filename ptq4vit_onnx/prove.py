@@ -1,0 +1,91 @@
+"""The quantised model, and the proof that it computes what the plan promised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ptq4vit_onnx.errors import ParityError
+from ptq4vit_onnx.images import ImageSet
+from ptq4vit_onnx.kernels import KernelAudit, audit
+from ptq4vit_onnx.loading import LoadedModel
+from ptq4vit_onnx.parity import AgainstFloat, EndToEnd, check_end_to_end, compare_with_float
+from ptq4vit_onnx.passes import PassReport, quantize
+from ptq4vit_onnx.plan import ScalePlan
+from ptq4vit_onnx.replay import Divergence, Replay
+from ptq4vit_onnx.runtime import optimised_model, run
+from ptq4vit_onnx.site_outputs import FloatSites
+from ptq4vit_onnx.site_parity import SiteParity, check_sites, require_exact
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[Iterable[Any], str], Iterable[Any]]
+MOST_IMAGES = 512  # more add time, not proof
+
+
+@dataclass(frozen=True)
+class Proof:
+    """kernels: what each product runs on. sites: each product against integer arithmetic. replay: each site against
+    the simulator, from the runtime's own values. end_to_end: both running freely. against_float: what quantisation
+    cost. images: where the last two were measured."""
+
+    kernels: KernelAudit
+    sites: list[SiteParity]
+    replay: list[Divergence]
+    end_to_end: EndToEnd
+    against_float: AgainstFloat
+    images: str
+
+
+def quantize_model(float_model: Any, plan: ScalePlan, path: Path) -> tuple[Path, PassReport]:
+    from ptq4vit_onnx.export import save_model
+
+    quantised, report = quantize(float_model, plan)
+    return save_model(quantised, path), report
+
+
+def prove(
+    path: Path, float_path: Path, plan: ScalePlan, model: LoadedModel, images: ImageSet, few: Array,
+    progress: Progress,
+) -> Proof:  # fmt: skip
+    """Audit the kernels, check every product, compare end to end; raises ParityError at the first that fails."""
+    optimised = optimised_model(path)
+    kernels = audit(path, plan, optimised)
+    kernels.require_integer()
+    kernels.require_exact()
+    sites = check_sites(path, plan, few, FloatSites(float_path), optimised)
+    require_exact(sites)
+    replayed = _replay(path, plan, model, few)
+    return Proof(kernels, sites, replayed, *_compare(path, float_path, plan, model, images, progress))
+
+
+def _replay(path: Path, plan: ScalePlan, model: LoadedModel, few: Array) -> list[Divergence]:
+    from ptq4vit_onnx.simulate import replay
+
+    hold = Replay(path, plan)
+    replay(model.module, plan, hold, few)
+    if hold.first_divergent is not None:
+        raise ParityError(f"the first site that diverges beyond rounding: {hold.first_divergent}")
+    return hold.divergences
+
+
+def _compare(
+    path: Path, float_path: Path, plan: ScalePlan, model: LoadedModel, images: ImageSet, progress: Progress
+) -> tuple[EndToEnd, AgainstFloat, str]:
+    from ptq4vit_onnx.simulate import simulate
+
+    pixels = images.images[:MOST_IMAGES]
+    labels = None if images.labels is None else images.labels[:MOST_IMAGES]
+    simulated = simulate(model.module, plan, pixels, progress=progress)
+    nudged = simulate(model.module, plan, pixels, nudge=True, progress=progress, title="simulating, nudged")
+    quantised, reference = run(path, pixels, threads=0), run(float_path, pixels, threads=0)
+    result = check_end_to_end(quantised, simulated, model.is_random, nudged)
+    if not result.passed:
+        raise ParityError(result.sentence)
+    if images.synthetic or model.is_random:
+        labels = None
+    return result, compare_with_float(quantised, reference, labels), f"{len(pixels)} of {images.source}"
+

@@ -1,0 +1,120 @@
+"""Plans: the forms each site may take, outliers, determinism; and the simulator that applies them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ptq4vit_onnx.calibrate import bias_correction, calibrate, outlier_channels, plan_site, quantized_product
+from ptq4vit_onnx.images import embedded_digits
+from ptq4vit_onnx.loading import load, resolve
+from ptq4vit_onnx.options import Options
+from ptq4vit_onnx.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.simulate import simulate, site_outputs
+from ptq4vit_onnx.sites import Site
+from ptq4vit_onnx.tape import Recording, record
+
+QUICK = {"candidates": 20, "rounds": 1}
+
+
+@pytest.fixture(scope="module")
+def digits() -> Any:
+    model = load(resolve("vit_digits"))
+    return model, embedded_digits(model.preprocessing, "calibration", 4)
+
+
+@pytest.fixture(scope="module")
+def published(digits: Any) -> Any:
+    model, images = digits
+    return calibrate(record(model.module, torch.from_numpy(images.images)), Options.paper(**QUICK))
+
+
+def recording(source: str = "other", rows: int = 300, inputs: int = 64) -> Recording:
+    generator = torch.Generator().manual_seed(0)
+    lhs = torch.randn(rows, inputs, generator=generator)
+    if source == "gelu":
+        lhs = torch.nn.functional.gelu(lhs)
+    rhs = torch.randn(inputs, 24, generator=generator)
+    site = Site("fc", "linear", "fc", source)  # type: ignore[arg-type]
+    return Recording(site, lhs, rhs, torch.randn(rows, 24, generator=generator))
+
+
+def test_published_form_has_the_papers_quantizers(published: Any) -> None:
+    assert isinstance(published["blocks.0.attn.pv"].lhs, TwinSoftmax)
+    assert isinstance(published["blocks.0.mlp.fc2"].lhs, TwinGelu)
+    assert len(published["blocks.0.attn.qkv"].rhs.scale) == 3
+    assert len(published["blocks.0.attn.qk"].lhs.scale) == len(published["blocks.0.attn.pv"].rhs.scale) == 4
+    assert isinstance(published["blocks.0.attn.qkv"].lhs, Uniform)
+    assert all(plan.outliers is None and plan.bias_correction is None for plan in published.values())
+
+
+def test_the_same_seed_gives_the_same_plan_bit_for_bit(digits: Any, published: Any) -> None:
+    model, images = digits
+    again = calibrate(record(model.module, torch.from_numpy(images.images)), Options.paper(**QUICK))
+    assert again == published
+
+
+def test_known_sites_are_taken_over_untouched(digits: Any, published: Any) -> None:
+    model, images = digits
+    marked = {"head": replace(published["head"], losses={"hessian": -1.0})}
+    tape = (item for item in record(model.module, torch.from_numpy(images.images)) if item.site.name == "head")
+    assert calibrate(tape, Options.paper(**QUICK), known=marked)["head"].losses == {"hessian": -1.0}
+
+
+@pytest.mark.parametrize(("twin", "form"), [("none", Affine), ("gelu", TwinGelu), ("softmax", Affine)])
+def test_the_twin_switch_decides_the_form_after_gelu(twin: str, form: type) -> None:
+    plan = plan_site(recording("gelu"), Options(twin=twin, **QUICK))  # type: ignore[arg-type]
+    assert isinstance(plan.lhs, form)
+
+
+def test_one_huge_channel_gets_scales_of_its_own_and_the_loss_falls() -> None:
+    item = recording()
+    item.lhs[:, 17] *= 60
+    assert outlier_channels(item) == [17]
+    split = plan_site(item, Options(**QUICK))
+    whole = plan_site(item, Options(outliers="none", **QUICK))
+    assert split.outliers is not None and split.outliers.channels == (17,)
+    exact = item.lhs @ item.rhs
+    errors = [(quantized_product(item.lhs, item.rhs, plan) - exact).square().mean() for plan in (split, whole)]
+    assert errors[0] < errors[1] / 2
+
+
+def test_ordinary_channels_are_not_called_outliers() -> None:
+    assert outlier_channels(recording()) == []
+
+
+def test_bias_correction_removes_the_mean_error_of_every_channel() -> None:
+    item = recording()
+    item.lhs.add_(0.4)
+    plan = plan_site(item, Options.paper(weight_bits=3, activation_bits=3, **QUICK))
+    correction = bias_correction(item, plan)
+    assert correction is not None
+    error = quantized_product(item.lhs, item.rhs, plan) + torch.tensor(correction) - item.lhs @ item.rhs
+    assert error.mean(0).abs().max() < 1e-4
+
+
+def test_simulating_at_eight_bits_stays_close_to_float_and_at_two_does_not(digits: Any, published: Any) -> None:
+    model, images = digits
+    reference = simulate(model.module, None, images.images)
+    logits = simulate(model.module, published, images.images)
+    error = np.abs(logits - reference).max() / np.abs(reference).max()
+    assert 0 < error < 0.2
+    coarse = {name: replace(plan, rhs=replace(plan.rhs, bits=2)) for name, plan in published.items()}
+    assert np.abs(simulate(model.module, coarse, images.images) - reference).max() > 5 * np.abs(logits - reference).max()
+
+
+def test_quantising_no_site_is_the_float_model(digits: Any, published: Any) -> None:
+    model, images = digits
+    assert np.array_equal(simulate(model.module, published, images.images, sites=set()),
+                          simulate(model.module, None, images.images))  # fmt: skip
+
+
+def test_site_outputs_come_in_the_order_of_computation(digits: Any, published: Any) -> None:
+    model, images = digits
+    found = site_outputs(model.module, published, images.images[:1])
+    assert list(found)[:3] == ["patch_embed.proj", "blocks.0.attn.qkv", "blocks.0.attn.qk"]
+    assert list(found)[-1] == "head" and set(found) == set(published)

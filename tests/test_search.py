@@ -1,0 +1,147 @@
+"""The search: its estimate against arithmetic by hand, its choice against exhaustive search."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ptq4vit_onnx.grids import ListGrid, affine_grid, channel_grid, factors, group_reduce, uniform_grid
+from ptq4vit_onnx.objective import Objective, objective_of, subsample
+from ptq4vit_onnx.options import Options
+from ptq4vit_onnx.quantizers import Uniform
+from ptq4vit_onnx.search import ProductSearch
+from ptq4vit_onnx.sites import Site
+from ptq4vit_onnx.surrogate import lhs_terms, rank, rhs_terms
+from ptq4vit_onnx.tape import Recording
+
+SITE = Site("fc", "linear", "fc")
+
+
+def linear(rows: int = 400, inputs: int = 24, outputs: int = 16, seed: int = 0) -> Recording:
+    generator = torch.Generator().manual_seed(seed)
+    lhs = torch.randn(rows, inputs, generator=generator)
+    rhs = torch.randn(inputs, outputs, generator=generator) / 4
+    return Recording(SITE, lhs, rhs, torch.randn(rows, outputs, generator=generator).pow(3))
+
+
+def attention(batch: int = 6, heads: int = 3, seed: int = 0) -> Recording:
+    generator = torch.Generator().manual_seed(seed)
+    lhs = torch.randn(batch, heads, 20, 8, generator=generator) * torch.tensor([1.0, 4.0, 0.3])[:, None, None]
+    rhs = torch.randn(batch, heads, 8, 20, generator=generator)
+    grad = torch.randn(batch, heads, 20, 20, generator=generator)
+    return Recording(Site("qk", "matmul", "attn", heads=heads), lhs, rhs, grad)
+
+
+def test_one_value_by_hand_gives_the_exact_quadratic_and_cross_terms() -> None:
+    # out = x w with x = 1.3, w = 0.9, quantised weight 1.0, h = 4: E0 = 1.3 * 0.1 = 0.13.
+    # Candidate scale 1.0 rounds x to 1: e = -0.3, d = e * 1.0 + E0 = -0.17, loss = 4 * 0.17^2 = 0.1156.
+    objective = Objective(torch.tensor([[1.3]]), torch.tensor([[0.9]]), torch.tensor([[4.0]]), "hessian")
+    terms = lhs_terms(objective, torch.tensor([[1.0]]), 1, -3)
+    assert terms.linear[0].item() == pytest.approx(4 * 0.13 * 1.0, rel=1e-5)
+    assert terms.quad.item() == pytest.approx(4.0)
+    grid = ListGrid((Uniform(8, (1.0,)),))
+    assert rank(objective, objective.lhs, grid, terms).item() == pytest.approx(4 * 0.17**2, rel=1e-4)
+
+
+def test_with_one_input_channel_the_estimate_is_the_exact_loss_for_every_candidate() -> None:
+    # With K = 1 the quadratic term has no off-diagonal part, so nothing is left to approximate.
+    recording = linear(inputs=1, rows=50)
+    options = Options()
+    objective = objective_of(recording, "hessian")
+    grid = affine_grid(recording.lhs, 6, options)
+    rhs = Uniform(6, (float(np.float32(0.02)),)).fake_quantize(recording.rhs)
+    estimates = rank(objective, objective.lhs, grid, lhs_terms(objective, rhs, 1, -3))[:, 0]
+    exact = torch.stack([objective.loss(q.fake_quantize(objective.lhs), rhs, 1, -3) for q in grid.quantizers])[:, 0]
+    usable = exact < 100 * exact.min()
+    torch.testing.assert_close(estimates[usable], exact[usable], rtol=2e-2, atol=0.0)
+
+
+@pytest.mark.parametrize("metric", ["hessian", "mse", "cosine", "pearson"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_fast_search_finds_the_exhaustive_optimum_within_one_percent(metric: str, bits: int) -> None:
+    recording = linear()
+    losses = {}
+    for search in ("fast", "exhaustive"):
+        options = Options(metric=metric, search=search, weight_bits=bits)  # type: ignore[arg-type]
+        product = ProductSearch(objective_of(recording, options.metric), options, weight=True)
+        grid = uniform_grid(recording.lhs, bits, 1, -3, options)
+        other = Uniform(bits, (float(np.float32(recording.rhs.abs().max() / 2 ** (bits - 1))),))
+        found = product.search("lhs", grid, other)
+        losses[search] = product.loss(product.whole, found, other, 1, -1).item()
+    assert losses["fast"] <= losses["exhaustive"] * 1.01 + 1e-12
+
+
+def test_heads_are_searched_independently() -> None:
+    recording = attention()
+    options = Options(search="exhaustive")
+    objective = objective_of(recording, "hessian")
+    grid = uniform_grid(recording.lhs, 6, 3, -3, options)
+    rhs = Uniform(6, (0.125,))
+    together = ProductSearch(objective, options, weight=False).search("lhs", grid, rhs)
+    for head in range(3):
+        part = slice(head, head + 1)
+        assert objective.h is not None
+        single = Objective(objective.lhs[:, part], objective.rhs[:, part], objective.h[:, part], "hessian")
+        alone = ProductSearch(single, options, weight=False).search(
+            "lhs", uniform_grid(recording.lhs[:, part], 6, 1, -3, options), rhs
+        )
+        assert isinstance(together, Uniform) and isinstance(alone, Uniform)
+        assert together.scale[head] == alone.scale[0]
+
+
+def test_weight_terms_carry_the_output_error_back_to_the_weight() -> None:
+    objective = objective_of(linear(), "hessian")
+    lhs = Uniform(8, (0.03125,)).fake_quantize(objective.lhs)
+    terms = rhs_terms(objective, lhs, 1, -1)
+    assert objective.h is not None
+    expected = lhs.T @ (objective.h * (lhs @ objective.rhs - objective.out))
+    torch.testing.assert_close(terms.linear[0], expected)
+
+
+def test_rows_without_gradient_are_left_out_and_change_nothing() -> None:
+    recording = linear()
+    grad = recording.grad.clone()
+    grad[50:] = 0
+    sparse = objective_of(Recording(SITE, recording.lhs, recording.rhs, grad), "hessian")
+    assert sparse.lhs.shape[0] == 50
+    dense = objective_of(Recording(SITE, recording.lhs[:50], recording.rhs, grad[:50]), "hessian")
+    quantized = Uniform(4, (0.5,)).fake_quantize
+    a = sparse.loss(quantized(sparse.lhs), sparse.rhs, 1, -1)
+    assert a.item() == dense.loss(quantized(dense.lhs), dense.rhs, 1, -1).item()
+
+
+def test_subsample_stays_close_to_the_whole_loss() -> None:
+    objective = objective_of(linear(rows=4000), "hessian")
+    part = subsample(objective, 1000 * 24, seed=0)
+    assert part.lhs.shape[0] == 1000
+    quantized = Uniform(5, (0.25,)).fake_quantize
+    whole = objective.loss(quantized(objective.lhs), objective.rhs, 1, -1).item()
+    assert part.loss(quantized(part.lhs), part.rhs, 1, -1).item() == pytest.approx(whole, rel=0.1)
+
+
+def test_cosine_and_pearson_equal_their_definitions() -> None:
+    recording = linear()
+    quantized = Uniform(3, (0.75,)).fake_quantize(recording.lhs)
+    out, moved = (recording.lhs @ recording.rhs).double().flatten(), (quantized @ recording.rhs).double().flatten()
+    cosine = objective_of(recording, "cosine").loss(quantized, recording.rhs, 1, -1).item()
+    pearson = objective_of(recording, "pearson").loss(quantized, recording.rhs, 1, -1).item()
+    assert cosine == pytest.approx(1 - torch.cosine_similarity(out, moved, dim=0).item(), abs=1e-6)
+    assert pearson == pytest.approx(1 - np.corrcoef(out, moved)[0, 1], abs=1e-6)
+
+
+def test_candidates_span_alpha_to_beta_without_zero() -> None:
+    assert factors(Options(candidates=4, beta=1.2)).tolist() == pytest.approx([0.3, 0.6, 0.9, 1.2])
+    assert factors(Options(candidates=3, alpha=0.5, beta=1.5)).tolist() == pytest.approx([0.5, 1.0, 1.5])
+
+
+def test_channel_grid_reaches_the_scale_at_which_no_pair_is_unsafe() -> None:
+    weight = torch.tensor([[1.0, 0.5], [1.0, -0.5], [0.1, 0.1], [0.0, 0.0]])
+    grid = channel_grid(weight, 8, Options(candidates=12, beta=1.2))
+    assert grid.scales[-3].tolist() == pytest.approx([2.0 / 128, 0.5 / 128])  # the candidate of factor 1.0
+
+
+def test_group_reduce_cuts_the_axis_into_equal_consecutive_parts() -> None:
+    x = torch.arange(12.0).reshape(2, 6)
+    assert group_reduce(x, 3, -1, "sum").tolist() == [0 + 1 + 6 + 7, 2 + 3 + 8 + 9, 4 + 5 + 10 + 11]
+    assert group_reduce(x.reshape(2, 3, 2, 1), 3, -3, "amax").tolist() == [7, 9, 11]

@@ -1,0 +1,74 @@
+"""Recordings: what autograd would give in one piece, whatever the batch, one block in memory at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ptq4vit_onnx.loading import load, resolve
+from ptq4vit_onnx.products import watching
+from ptq4vit_onnx.tape import Recorder, draw_labels, find_blocks, record
+
+
+@pytest.fixture(scope="module", params=["vit_digits", "swin_digits"])
+def model(request: Any) -> Any:
+    return load(resolve(request.param)).module
+
+
+@pytest.fixture(scope="module")
+def images() -> Any:
+    return torch.randn(5, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def close(one: torch.Tensor, other: torch.Tensor) -> None:
+    # float32 sums in another order: a few units in the last place of the largest element
+    torch.testing.assert_close(one, other, rtol=0, atol=2e-5 * float(other.abs().max()) + 1e-12)
+
+
+def test_recordings_equal_plain_autograd(model: Any, images: Any) -> None:
+    recorder = Recorder()
+    with watching(model, recorder):
+        logits = model(images.clone().requires_grad_(True))
+        labels = draw_labels(logits, "sampled", torch.Generator().manual_seed(0))
+        F.cross_entropy(logits, labels, reduction="sum").backward()
+    expected = {recording.site.name: recording for recording in recorder.take()}
+    found = {recording.site.name: recording for recording in record(model, images, seed=0, batch=5)}
+    assert list(found) == list(expected)
+    for name, recording in found.items():
+        close(recording.lhs, expected[name].lhs)
+        close(recording.grad, expected[name].grad)
+
+
+def test_gradients_do_not_depend_on_the_batch_size(model: Any, images: Any) -> None:
+    whole = {recording.site.name: recording for recording in record(model, images, batch=5)}
+    for recording in record(model, images, batch=2):
+        close(recording.grad, whole[recording.site.name].grad)
+
+
+def test_sampled_labels_follow_the_models_own_distribution() -> None:
+    logits = torch.log(torch.tensor([[0.7, 0.2, 0.1]])).expand(20000, 3)
+    labels = draw_labels(logits, "sampled", torch.Generator().manual_seed(1))
+    rates = torch.bincount(labels, minlength=3) / len(labels)
+    torch.testing.assert_close(rates, torch.tensor([0.7, 0.2, 0.1]), rtol=0, atol=0.015)  # over 4 standard errors
+    assert draw_labels(logits, "argmax", torch.Generator()).unique().tolist() == [0]
+
+
+def test_blocks_are_the_largest_modules_with_one_attention(model: Any, images: Any) -> None:
+    from ptq4vit_onnx.products import discover
+
+    blocks = find_blocks(model, discover(model, images[:1]))
+    names = {module: name for name, module in model.named_modules()}
+    expected = {
+        "VisionTransformer": [f"blocks.{i}" for i in range(6)],
+        "SwinTransformer": [f"layers.{i}.blocks.{j}" for i in range(2) for j in range(2)],
+    }[type(model).__name__]
+    assert [names[block] for block in blocks] == expected
+
+
+def test_nothing_watches_the_model_while_a_recording_is_used(model: Any, images: Any) -> None:
+    for recording in record(model, images[:1]):
+        assert torch.overrides._len_torch_function_stack() == 0, recording.site.name
+        break
