@@ -42,5 +42,8 @@ def calibration_images(model: LoadedModel, count: int = 32, seed: int = 0) -> Im
 
 def validation_images(model: LoadedModel, fold: int, count: int | None = None) -> ImageSet:
     return load_images(
-        require_folder() / "validation", model.preprocessing, count, where=lambda row: row["fold"] == str(fold)
+        require_folder() / "validation",
+        model.preprocessing,
+        count,
+        where=lambda row: row["fold"] == str(fold),
     )

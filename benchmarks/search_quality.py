@@ -3,9 +3,9 @@
     python benchmarks/search_quality.py quality --model vit_t --bits 8 6 4
     python benchmarks/search_quality.py speed   --model deit_s --blocks 1
 
-quality: for every site and both sides, with the other side as the plan has it, the exact loss (all rows) of the fast
-search's choice over the smallest exact loss of all candidates. speed: both searches on the same recordings, same process
-and threads (random weights: time does not depend on them), and the whole calibration in float forward passes.
+quality: for every site and both sides, the other side fixed, the exact loss (all rows) of the fast search's choice over
+the smallest exact loss of all candidates. speed: both searches on the same recordings, in one process with the same
+threads (random weights: time does not depend on them), and the whole calibration in float forward passes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import real_data
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks import real_data
 from ptq4vit_onnx.calibrate import calibrate, lhs_grids, rhs_search_space
+from ptq4vit_onnx.grids import Grid
 from ptq4vit_onnx.images import synthetic_images
 from ptq4vit_onnx.loading import load, resolve
 from ptq4vit_onnx.objective import objective_of
 from ptq4vit_onnx.options import Options
-from ptq4vit_onnx.search import ProductSearch
+from ptq4vit_onnx.quantizers import Quantizer
+from ptq4vit_onnx.search import ProductSearch, Side
 from ptq4vit_onnx.tape import Recording, record
 
 
@@ -36,13 +37,16 @@ def ratios(recording: Recording, options: Options) -> Iterator[tuple[str, float]
     """(side, loss of the fast choice / smallest loss), per side; groups are summed, each at its own optimum."""
     site = recording.site
     fast = ProductSearch(objective_of(recording, options.metric), options, site.rhs_is_weight)
-    exhaustive = ProductSearch(objective_of(recording, options.metric), replace(options, search="exhaustive"), site.rhs_is_weight)
+    exhaustive = ProductSearch(
+        objective_of(recording, options.metric), replace(options, search="exhaustive"), site.rhs_is_weight
+    )
     rhs_grid, start = rhs_search_space(recording, options)
     lhs_grid = lhs_grids(recording, options)[0]
     lhs = fast.search("lhs", lhs_grid, start)
-    for side, grid, other in (("lhs", lhs_grid, start), ("rhs", rhs_grid, lhs)):
+    turns: list[tuple[Side, Grid, Quantizer]] = [("lhs", lhs_grid, start), ("rhs", rhs_grid, lhs)]
+    for side, grid, other in turns:
         losses = [
-            exhaustive.side_loss(exhaustive.whole, side, search.search(side, grid, other), other, grid).sum().item()  # type: ignore[arg-type]
+            exhaustive.side_loss(exhaustive.whole, side, search.search(side, grid, other), other, grid).sum().item()
             for search in (fast, exhaustive)
         ]
         yield side, losses[0] / max(losses[1], 1e-300)
@@ -59,7 +63,10 @@ def quality(name: str, bits: list[int], images: int) -> None:
             found += [(ratio, f"{recording.site.name} {side}") for side, ratio in ratios(recording, options)]
         values = np.asarray([ratio for ratio, _ in found])
         worst = max(found)
-        print(f"| {k} | {len(found)} | {100 * (values <= 1.01).mean():.1f} % | {worst[0]:.3f} | {worst[1]} |", flush=True)
+        print(
+            f"| {k} | {len(found)} | {100 * (values <= 1.01).mean():.1f} % | {worst[0]:.3f} | {worst[1]} |",
+            flush=True,
+        )
 
 
 def speed(name: str, blocks: int, images: int, bits: int) -> None:
@@ -67,8 +74,8 @@ def speed(name: str, blocks: int, images: int, bits: int) -> None:
     pixels = torch.from_numpy(synthetic_images(model.preprocessing, images, 0).images)
     started = time.perf_counter()
     with torch.no_grad():
-        for chunk in pixels.split(4):
-            model.module(chunk)
+        for start in range(0, len(pixels), 4):
+            model.module(pixels[start : start + 4])
     forward = time.perf_counter() - started
     options = Options.paper(weight_bits=bits, activation_bits=bits)
     seconds = {"fast": 0.0, "exhaustive": 0.0}
@@ -86,7 +93,8 @@ def speed(name: str, blocks: int, images: int, bits: int) -> None:
     calibrate(record(model.module, pixels), options)
     whole = time.perf_counter() - started
     print(f"{name}, {images} images, {blocks} block(s), {torch.get_num_threads()} threads")
-    print(f"  exhaustive {seconds['exhaustive']:.1f} s, fast {seconds['fast']:.1f} s: {seconds['exhaustive'] / seconds['fast']:.1f} times faster")
+    ratio = seconds["exhaustive"] / seconds["fast"]
+    print(f"  exhaustive {seconds['exhaustive']:.1f} s, fast {seconds['fast']:.1f} s: {ratio:.1f} times faster")
     print(f"  whole calibration {whole:.1f} s = {whole / forward:.1f} float forward passes of {forward:.1f} s")
 
 

@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import real_data
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks import real_data
 from ptq4vit_onnx import metrics
 from ptq4vit_onnx.calibrate import calibrate
 from ptq4vit_onnx.loading import LoadedModel
@@ -36,7 +35,7 @@ HEADER = ("model", "method", "bits", "top-1", "drop", "agreement", "KL", "calibr
 
 def method_rows(bits: list[int]) -> Rows:
     """Base PTQ, PTQ4ViT as published, and this tool's defaults."""
-    widths = [{"weight_bits": k, "activation_bits": k} for k in bits]
+    widths: list[dict[str, Any]] = [{"weight_bits": k, "activation_bits": k} for k in bits]
     return [
         row
         for width in widths
@@ -52,7 +51,7 @@ def ablation_rows(bits: list[int]) -> Rows:
     """The six rows of the paper's Table 3: Hessian metric, softmax twin, GELU twin."""
     rows = []
     for k in bits:
-        width = {"weight_bits": k, "activation_bits": k}
+        width: dict[str, Any] = {"weight_bits": k, "activation_bits": k}
         rows += [
             ("none of the three", Options.base(**width)),
             ("Hessian", Options.paper(twin="none", **width)),
@@ -64,7 +63,9 @@ def ablation_rows(bits: list[int]) -> Rows:
     return rows
 
 
-def measure(model: LoadedModel, options: Options, calibration: Any, images: Any, labels: Any, reference: Any) -> dict[str, Any]:
+def measure(
+    model: LoadedModel, options: Options, calibration: Any, images: Any, labels: Any, reference: Any
+) -> dict[str, Any]:
     started = time.perf_counter()
     tape = record(model.module, torch.from_numpy(calibration), options.seed, options.labels)
     plans = calibrate(tape, options)
@@ -88,7 +89,10 @@ def rows_of(name: str, table: Rows, folds: list[int], limit: int | None) -> Iter
     for title, options in table:
         result = measure(model, options, calibration, images, labels, reference)
         drop = result["drop"]
-        print(json.dumps({"model": name, "method": title, "options": options.to_data(), **result}), file=sys.stderr)
+        print(
+            json.dumps({"model": name, "method": title, "options": options.to_data(), **result}),
+            file=sys.stderr,
+        )
         yield (
             name, title, f"W{options.weight_bits}A{options.activation_bits}", f"{result['top1']:.1f}",
             f"{drop['points']:.1f} ± {drop['standard_error']:.1f}", f"{result['agreement']:.1f}", f"{result['kl']:.3f}",
@@ -103,8 +107,10 @@ def main() -> None:
     parser.add_argument("--bits", nargs="+", type=int)
     parser.add_argument("--fold", nargs="+", type=int, default=[3, 0])
     parser.add_argument("--limit", type=int, help="photos per fold")
+    parser.add_argument("--rows", nargs="+", type=int, help="only these rows of the table, counted from 1")
     parsed = parser.parse_args()
     table = method_rows(parsed.bits or [8, 6, 4]) if parsed.table == "methods" else ablation_rows(parsed.bits or [8, 6])
+    table = [table[row - 1] for row in parsed.rows] if parsed.rows else table
     print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER))
     for name in parsed.model:
         for row in rows_of(name, table, parsed.fold, parsed.limit):

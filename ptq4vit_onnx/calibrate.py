@@ -59,9 +59,7 @@ def plan_site(recording: Recording, options: Options) -> SitePlan:
         site.kind, site.lhs_source, found.lhs, found.rhs, outliers,
         losses={options.metric: found.loss / search.whole.out.numel()},
     )  # fmt: skip
-    return (
-        replace(plan, bias_correction=bias_correction(recording, plan)) if options.bias_correction else plan
-    )
+    return replace(plan, bias_correction=bias_correction(recording, plan)) if options.bias_correction else plan
 
 
 def lhs_grids(recording: Recording, options: Options) -> list[Grid]:
@@ -103,9 +101,7 @@ def split_outliers(recording: Recording, options: Options) -> tuple[Recording, O
     alone = replace(recording, site=replace(recording.site, lhs_source="other"),
                     lhs=recording.lhs[:, index].contiguous(), rhs=recording.rhs[index].contiguous())  # fmt: skip
     plan = plan_site(alone, replace(options, outliers="none", bias_correction=False))
-    rest = replace(
-        recording, lhs=recording.lhs.index_fill(1, index, 0.0), rhs=recording.rhs.index_fill(0, index, 0.0)
-    )
+    rest = replace(recording, lhs=recording.lhs.index_fill(1, index, 0.0), rhs=recording.rhs.index_fill(0, index, 0.0))
     return rest, Outliers(tuple(channels), plan.lhs, plan.rhs)  # type: ignore[arg-type]
 
 

@@ -38,7 +38,7 @@ class UniformGrid:
 
     def pick(self, indices: Sequence[int]) -> Uniform:
         chosen = self.scales[np.asarray(indices), np.arange(self.groups)]
-        return Uniform(self.bits, tuple(float(scale) for scale in chosen), self.axis)
+        return Uniform(self.bits, tuple(chosen.tolist()), self.axis)
 
     def single(self, candidate: int, group: int) -> Uniform:
         """A candidate of one group, for that group's values alone."""
@@ -68,7 +68,7 @@ Grid = UniformGrid | ListGrid
 
 
 def factors(options: Options) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """`candidates` factors that divide [alpha, beta] evenly; a factor of zero is no scale, so alpha 0 starts a step up."""
+    """`candidates` factors that divide [alpha, beta] evenly; zero is no scale, so alpha 0 starts a step up."""
     count = options.candidates
     if options.alpha > 0:
         return np.linspace(options.alpha, options.beta, count)
@@ -116,7 +116,8 @@ def twin_gelu_grid(x: Tensor, bits: int, options: Options) -> ListGrid:
 def group_reduce(x: Tensor, groups: int, axis: int, how: str) -> Tensor:
     """x reduced ("sum" or "amax") to one value per group, the groups being equal consecutive parts of `axis`."""
     if groups == 1:
-        return getattr(x, how)().reshape(1)
+        whole: Tensor = getattr(x, how)()
+        return whole.reshape(1)
     others = [dim for dim in range(x.dim()) if dim != x.dim() + axis]
     line = getattr(x, how)(dim=others)  # first along the other axes: no copy of x
     reduced: Tensor = getattr(line.reshape(groups, -1), how)(dim=1)

@@ -124,6 +124,4 @@ def subsample(objective: Objective, limit: int, seed: int) -> Objective:
     drawn = light[torch.randperm(len(light), generator=generator)[: wanted - len(heavy)]]
     weight = torch.cat([torch.ones(len(heavy)), torch.full((len(drawn),), len(light) / len(drawn))])
     index = torch.cat([heavy, drawn])
-    return Objective(
-        objective.lhs[index], objective.rhs, objective.h[index] * weight[:, None], objective.metric
-    )
+    return Objective(objective.lhs[index], objective.rhs, objective.h[index] * weight[:, None], objective.metric)

@@ -8,6 +8,7 @@ codes and weights the plan prescribes (`check_sites`)? Do the predictions equal 
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -78,9 +79,7 @@ class AgainstFloat:
         return asdict(self)
 
 
-def check_end_to_end(
-    quantised: Array, simulated: Array, coin_toss: bool, nudged: Array | None = None
-) -> EndToEnd:
+def check_end_to_end(quantised: Array, simulated: Array, coin_toss: bool, nudged: Array | None = None) -> EndToEnd:
     """Logits [images, classes] of the ONNX model against the simulator's.
 
     nudged: the simulator's logits with the last bit of every product's output changed at random. The limits are
@@ -110,7 +109,7 @@ def agreement_limit(own: float | None, images: int) -> float:
     if own is None or own >= 100:
         return SIMULATOR_AGREEMENT
     rate = own / 100
-    return min(SIMULATOR_AGREEMENT, 100 * (rate - 3 * (rate * (1 - rate) / images) ** 0.5))
+    return min(SIMULATOR_AGREEMENT, 100 * (rate - 3 * math.sqrt(rate * (1 - rate) / images)))
 
 
 def compare_with_float(quantised: Array, reference: Array, labels: Array | None = None) -> AgainstFloat:

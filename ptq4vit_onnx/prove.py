@@ -41,7 +41,7 @@ class Proof:
 
 
 def quantize_model(float_model: Any, plan: ScalePlan, path: Path) -> tuple[Path, PassReport]:
-    from ptq4vit_onnx.export import save_model
+    from ptq4vit_onnx.pipeline import save_model
 
     quantised, report = quantize(float_model, plan)
     return save_model(quantised, path), report
@@ -88,4 +88,3 @@ def _compare(
     if images.synthetic or model.is_random:
         labels = None
     return result, compare_with_float(quantised, reference, labels), f"{len(pixels)} of {images.source}"
-

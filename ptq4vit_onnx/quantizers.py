@@ -277,6 +277,7 @@ def _check(bits: int, scale: tuple[float, ...]) -> None:
         raise ValueError(f"bits is {bits}, expected {MIN_BITS}..{MAX_BITS}")
     if not scale:
         raise ValueError("scale is empty, expected one value or one per group")
-    for value in scale:
-        if not (math.isfinite(value) and value > 0 and as_float32(value) == value):
-            raise ValueError(f"scale {value!r} is not a positive float32 value")
+    values = np.asarray(scale, np.float64)
+    wrong = ~(np.isfinite(values) & (values > 0) & (values.astype(np.float32) == values))
+    if wrong.any():
+        raise ValueError(f"scale {scale[int(wrong.argmax())]!r} is not a positive float32 value")

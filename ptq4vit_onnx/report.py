@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ptq4vit_onnx import __version__
 
 if TYPE_CHECKING:
-    from ptq4vit_onnx.export import ExportRequest, FloatParity
     from ptq4vit_onnx.images import ImageSet
     from ptq4vit_onnx.loading import LoadedModel
     from ptq4vit_onnx.passes import PassReport
+    from ptq4vit_onnx.pipeline import ExportRequest, FloatParity
     from ptq4vit_onnx.plan import ScalePlan
     from ptq4vit_onnx.prove import Proof
 

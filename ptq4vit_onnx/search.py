@@ -21,9 +21,7 @@ Side = Literal["lhs", "rhs"]
 RANK_ELEMENTS = 2_000_000  # elements of a side or of the output that the ranking looks at
 VERIFY_ELEMENTS = 1_000_000  # and the exact verification of the best
 VERIFIED = 5  # candidates measured exactly after ranking
-CHEAP = (
-    1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
-)
+CHEAP = 1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
 
 
 # How many times smaller a twin's loss must be than a single range's before it is worth a second product. The second
@@ -70,25 +68,28 @@ class ProductSearch:
     def run(self, lhs_grids: Sequence[Grid], rhs_grid: Grid, start: Uniform) -> Found:
         """The best pair of quantizers over all forms of the left side; `start` is the right side to begin with.
 
-        Each form is searched to its end, from where the one before it ended, and only then compared: a left side
-        found next to a bad right side makes up for its errors and says nothing about the form. For the same reason a
-        weight is searched once next to the float left side first.
+        Forms are compared only once the right side is good: a left side found next to a bad one makes up for its
+        errors and says nothing about the form. For the same reason a weight is searched once next to the float left
+        side first. Another form gets one round, and the others if it is better.
         """
         rhs = start
         if self.weight:
             form = lhs_grids[0].pick([0] * lhs_grids[0].groups)
             rhs = typing.cast(Uniform, self.search("rhs", rhs_grid, Float(form)))
-        pairs: list[tuple[Quantizer, Uniform]] = []
-        for grid in lhs_grids:
-            lhs, rhs = self.alternate(grid, rhs_grid, rhs)
-            pairs.append((lhs, rhs))
-        lhs, rhs = min(pairs, key=self._priced) if len(pairs) > 1 else pairs[0]
+        best = self.alternate(lhs_grids[0], rhs_grid, rhs, self.options.rounds)
+        for grid in lhs_grids[1:]:
+            other = self.alternate(grid, rhs_grid, best[1], 1)
+            if self._priced(other) < self._priced(best):
+                best = other if self.options.rounds == 1 else self.alternate(
+                    grid, rhs_grid, other[1], self.options.rounds - 1
+                )  # fmt: skip
+        lhs, rhs = best
         return Found(lhs, rhs, float(self.loss(self.whole, lhs, rhs, 1, -1)))
 
-    def alternate(self, lhs_grid: Grid, rhs_grid: Grid, rhs: Uniform) -> tuple[Quantizer, Uniform]:
+    def alternate(self, lhs_grid: Grid, rhs_grid: Grid, rhs: Uniform, rounds: int) -> tuple[Quantizer, Uniform]:
         """Left, right, left, .. until neither side moves, at most `rounds` times."""
         lhs: Quantizer | None = None
-        for _ in range(self.options.rounds):
+        for _ in range(rounds):
             before = (lhs, rhs)
             lhs = self.search("lhs", lhs_grid, rhs)
             rhs = typing.cast(Uniform, self.search("rhs", rhs_grid, lhs))
@@ -120,12 +121,8 @@ class ProductSearch:
         """Estimated losses [count, groups] of all candidates."""
         objective = self.ranked
         if side == "lhs":
-            form = grid.pick(
-                [0] * grid.groups
-            )  # all candidates of a grid ask the same of the weights next to them
-            terms = lhs_terms(
-                objective, self.quantize_rhs(objective.rhs, other, form), grid.groups, grid.axis
-            )
+            form = grid.pick([0] * grid.groups)  # all candidates of a grid ask the same of the weights next to them
+            terms = lhs_terms(objective, self.quantize_rhs(objective.rhs, other, form), grid.groups, grid.axis)
             return rank(objective, objective.lhs, grid, terms)
         terms = rhs_terms(objective, other.fake_quantize(objective.lhs), grid.groups, grid.axis)
         if not self.weight:
@@ -136,10 +133,10 @@ class ProductSearch:
         self, objective: Objective, side: Side, candidate: Quantizer, other: Quantizer | Float, grid: Grid
     ) -> Tensor:
         if side == "lhs":
-            return self.loss(objective, candidate, other, grid.groups, grid.axis)
+            return self.loss(objective, candidate, typing.cast(Quantizer, other), grid.groups, grid.axis)
         return self.loss(objective, other, candidate, grid.groups, grid.axis)
 
-    def loss(self, objective: Objective, lhs: Quantizer, rhs: Quantizer, groups: int, axis: int) -> Tensor:
+    def loss(self, objective: Objective, lhs: Quantizer | Float, rhs: Quantizer, groups: int, axis: int) -> Tensor:
         """The exact metric per group, float64 [groups]."""
         return objective.loss(
             lhs.fake_quantize(objective.lhs), self.quantize_rhs(objective.rhs, rhs, lhs), groups, axis

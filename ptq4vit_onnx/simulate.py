@@ -72,7 +72,7 @@ def simulate(
     starts = range(0, len(images), batch)
     with torch.no_grad(), watch:
         chunks = [model(torch.from_numpy(images[start : start + batch])) for start in progress(starts, title)]
-    return torch.cat(chunks).numpy()  # type: ignore[no-any-return]
+    return torch.cat(chunks).numpy()
 
 
 def replay(model: nn.Module, plan: ScalePlan, hold: Replay, images: np.ndarray[Any, Any]) -> None:

@@ -30,9 +30,7 @@ def pair_limit(lhs: Quantizer) -> int:
     return INT16_MAX // largest_lhs_code(lhs)
 
 
-def ship_weight(
-    weight: np.ndarray[Any, Any], lhs: Quantizer, rhs: Uniform
-) -> tuple[np.ndarray[Any, Any], int]:
+def ship_weight(weight: np.ndarray[Any, Any], lhs: Quantizer, rhs: Uniform) -> tuple[np.ndarray[Any, Any], int]:
     """int8 codes of `weight` [inputs, outputs] as they ship next to `lhs`, and how many codes were moved."""
     codes = rhs.codes(weight)
     safe = make_pairs_safe(codes.copy(), pair_limit(lhs))
@@ -47,28 +45,33 @@ def shipped(weight: Tensor, lhs: Quantizer, rhs: Uniform) -> Tensor:
 
 
 def make_pairs_safe(codes: Tensor, limit: int) -> Tensor:
-    """Codes with |w[k] + w[k+1]| <= limit for every even k: an excess is taken off, half from each.
+    """Codes with |w[k] + w[k+1]| <= limit for every even k: an excess is taken off, half from each of the pair.
 
-    codes: [inputs, outputs] of integers, as float32; numpy or torch, changed in place. Only pairs of one sign
-    can exceed; both move towards zero, never across it: one of them alone is at most 128, so the excess is at
+    codes: [inputs, outputs] of integers, as float32; numpy or torch, changed in place. Only pairs of one sign can
+    exceed; both move towards zero, never across it: one of them alone is at most 128 <= limit, so the excess is at
     most the other. An odd last row has no partner and is always safe.
     """
     if limit >= 256:
         return codes
     even = codes.shape[0] // 2 * 2
     first, second = codes[0:even:2], codes[1:even:2]
-    excess = (abs(first + second) - limit).clip(0, None)
-    half = excess // 2
-    taken = half + (abs(first) >= abs(second)) * (
-        excess - 2 * half
-    )  # the larger of the two gives the odd one
-    first -= _sign(first) * taken
-    second -= _sign(second) * (excess - taken)
+    excess = abs(first + second)
+    excess -= limit
+    if even == 0 or excess.max() <= 0:
+        return codes
+    library = np if isinstance(codes, np.ndarray) else _torch()
+    excess = excess.clip(0, None)
+    half = library.ceil(excess * 0.5)
+    excess -= half
+    first -= library.copysign(half, first)
+    second -= library.copysign(excess, second)
     return codes
 
 
-def _sign(x: Tensor) -> Any:
-    return np.sign(x) if isinstance(x, np.ndarray) else x.sign()
+def _torch() -> Any:
+    import torch
+
+    return torch
 
 
 def saturating_pairs(codes: np.ndarray[Any, Any], largest_code: int) -> int:

@@ -50,9 +50,7 @@ def test_a_right_linear_is_exact_on_every_kernel(
     parity.require_exact(results)
 
 
-def test_a_right_attention_is_exact_in_both_twin_branches(
-    attention: Callable[..., Any], heads: Array
-) -> None:
+def test_a_right_attention_is_exact_in_both_twin_branches(attention: Callable[..., Any], heads: Array) -> None:
     results = _check(attention(), heads)
     assert [(result.site, result.product, result.exact) for result in results] == [
         ("attn.qk", "MatMul", True),
@@ -62,9 +60,7 @@ def test_a_right_attention_is_exact_in_both_twin_branches(
     assert "twin codes" in results[1].checked
 
 
-def test_codes_clipped_as_bytes_and_sent_as_signed_ones_are_exact(
-    signed: Callable[..., Any], heads: Array
-) -> None:
+def test_codes_clipped_as_bytes_and_sent_as_signed_ones_are_exact(signed: Callable[..., Any], heads: Array) -> None:
     results = _check(signed(4, 15), heads)
     assert [result.failure for result in results] == [None]
     assert set(results[0].checked) >= {"left codes", "right codes", "left range", "right range"}
@@ -75,18 +71,14 @@ def test_codes_clipped_at_another_number_of_bits_are_caught(signed: Callable[...
     assert "codes fed are not the quantizer's" in str(results[0].failure)
 
 
-def test_a_clip_that_no_image_has_reached_is_caught_all_the_same(
-    signed: Callable[..., Any], heads: Array
-) -> None:
+def test_a_clip_that_no_image_has_reached_is_caught_all_the_same(signed: Callable[..., Any], heads: Array) -> None:
     results = _check(signed(7, 126), heads)  # no code of these images is near 127
     assert results[0].failure == "codes can be -64..62 from zero, the plan's are -64..63"
 
 
 def test_a_double_counting_twin_is_caught(attention: Callable[..., Any], heads: Array) -> None:
     results = _check(attention(double_counting=True), heads)
-    with pytest.raises(
-        ParityError, match=r"attn.pv/MatMul: \d+ of 150 twin codes fed are not the quantizer's"
-    ):
+    with pytest.raises(ParityError, match=r"attn.pv/MatMul: \d+ of 150 twin codes fed are not the quantizer's"):
         parity.require_exact(results)
 
 
@@ -173,16 +165,12 @@ def test_one_in_an_accumulator_is_seen() -> None:
 
 
 def test_a_requantised_code_may_go_either_way_at_a_tie_and_nowhere_else() -> None:
-    product = replace(
-        _product("QLinearMatMul"), output_scale=_floats(2.0), output_zero=np.asarray(10, np.uint8)
-    )
+    product = replace(_product("QLinearMatMul"), output_scale=_floats(2.0), output_zero=np.asarray(10, np.uint8))
     rhs = np.ones((1, 1), np.int8)
     for accumulator, allowed in ((5, {12, 13}), (6, {13}), (7, {13, 14})):
         lhs = np.full((1, 1), accumulator, np.uint8)
         passing = {
-            code
-            for code in range(256)
-            if _compare(product, lhs, rhs, np.full((1, 1), code, np.uint8)).failure is None
+            code for code in range(256) if _compare(product, lhs, rhs, np.full((1, 1), code, np.uint8)).failure is None
         }
         assert passing == allowed
 
@@ -229,9 +217,7 @@ def test_against_float_reports_accuracy_only_with_labels() -> None:
     assert result.drop is not None and result.drop.points == 25.0
 
 
-def test_the_first_divergent_site_is_named_and_not_a_later_one(
-    attention: Callable[..., Any], heads: Array
-) -> None:
+def test_the_first_divergent_site_is_named_and_not_a_later_one(attention: Callable[..., Any], heads: Array) -> None:
     small = attention()
     simulated = _simulated(small, heads)
     assert parity.first_divergent_site(small.model, small.plan, simulated, heads) is None
@@ -355,9 +341,7 @@ def _weight_codes(small: Any) -> Array:
 
 def _product(kernel: str) -> IntegerProduct:
     one = np.ones((), np.float32)
-    return IntegerProduct(
-        kernel, "n", "a", "b", "y", one, one, np.asarray(0, np.uint8), np.asarray(0, np.int8)
-    )
+    return IntegerProduct(kernel, "n", "a", "b", "y", one, one, np.asarray(0, np.uint8), np.asarray(0, np.int8))
 
 
 def _floats(values: Any) -> Array:

@@ -33,7 +33,7 @@ def test_recordings_equal_plain_autograd(model: Any, images: Any) -> None:
     with watching(model, recorder):
         logits = model(images.clone().requires_grad_(True))
         labels = draw_labels(logits, "sampled", torch.Generator().manual_seed(0))
-        F.cross_entropy(logits, labels, reduction="sum").backward()
+        F.cross_entropy(logits, labels, reduction="sum").backward()  # type: ignore[no-untyped-call]
     expected = {recording.site.name: recording for recording in recorder.take()}
     found = {recording.site.name: recording for recording in record(model, images, seed=0, batch=5)}
     assert list(found) == list(expected)
@@ -53,7 +53,7 @@ def test_sampled_labels_follow_the_models_own_distribution() -> None:
     labels = draw_labels(logits, "sampled", torch.Generator().manual_seed(1))
     rates = torch.bincount(labels, minlength=3) / len(labels)
     torch.testing.assert_close(rates, torch.tensor([0.7, 0.2, 0.1]), rtol=0, atol=0.015)  # over 4 standard errors
-    assert draw_labels(logits, "argmax", torch.Generator()).unique().tolist() == [0]
+    assert draw_labels(logits, "argmax", torch.Generator()).tolist() == [0] * len(labels)
 
 
 def test_blocks_are_the_largest_modules_with_one_attention(model: Any, images: Any) -> None:
@@ -68,7 +68,9 @@ def test_blocks_are_the_largest_modules_with_one_attention(model: Any, images: A
     assert [names[block] for block in blocks] == expected
 
 
-def test_nothing_watches_the_model_while_a_recording_is_used(model: Any, images: Any) -> None:
-    for recording in record(model, images[:1]):
-        assert torch.overrides._len_torch_function_stack() == 0, recording.site.name
-        break
+def test_nothing_watches_the_consumer_while_a_recording_is_used(model: Any, images: Any) -> None:
+    tape = record(model, images[:2])
+    first = next(tape)
+    _ = first.lhs @ torch.ones(first.lhs.shape[-1], 1)  # a watcher left open would refuse or record this product
+    names = [recording.site.name for recording in tape]
+    assert first.site.name not in names and len(set(names)) == len(names)
