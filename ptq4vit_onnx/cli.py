@@ -9,12 +9,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from ptq4vit_onnx import __version__
+from ptq4vit_onnx import __version__, cli_bench, cli_eval
+from ptq4vit_onnx.cli_arguments import Outcome, positive, table
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.models.specs import DEFAULT, SPECS, find
 from ptq4vit_onnx.options import (
@@ -86,7 +87,24 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_models(commands)
     _add_export(commands)
+    for add, run in (
+        (cli_eval.add_eval, cli_eval.run_eval),
+        (cli_eval.add_parity, cli_eval.run_parity),
+        (cli_bench.add_bench, cli_bench.run_bench),
+    ):
+        add(commands).set_defaults(command=_printed(run))
     return parser
+
+
+def _printed(run: Callable[[argparse.Namespace, Any], Outcome]) -> Callable[[argparse.Namespace], int]:
+    """A command that hands back text, as one that prints it."""
+
+    def command(parsed: argparse.Namespace) -> int:
+        outcome = run(parsed, progress_bar)
+        print(outcome.text)
+        return outcome.code
+
+    return command
 
 
 def _add_models(commands: Any) -> None:
@@ -107,14 +125,14 @@ def _add_export(commands: Any) -> None:
     )
     export.add_argument("--output", type=Path, metavar="DIR", help="output folder (./MODEL_wKaK)")
     export.add_argument("--force", action="store_true", help="replace an existing output folder")
-    export.add_argument("--batch", type=_positive, metavar="N", help="fix the batch size (dynamic)")
+    export.add_argument("--batch", type=positive, metavar="N", help="fix the batch size (dynamic)")
     export.add_argument("--json", action="store_true", help="print report.json on standard output")
     weights = export.add_argument_group("weights").add_mutually_exclusive_group()
     weights.add_argument("--checkpoint", type=Path, metavar="FILE", help=".safetensors, .pth, .pt or .bin")
     weights.add_argument("--random-weights", action="store_true", help="a dry run without any weights")
     images = export.add_argument_group("images")
     images.add_argument("--data", type=Path, metavar="PATH", help="folder, ImageFolder tree, .npy or .npz")
-    images.add_argument("--images", type=_positive, metavar="N", help="calibration images (32)")
+    images.add_argument("--images", type=positive, metavar="N", help="calibration images (32)")
     images.add_argument("--seed", type=int, help="picks images and sampled labels (0)")
     _add_method(export)
 
@@ -124,12 +142,8 @@ def _add_method(export: argparse.ArgumentParser) -> None:
     group.add_argument("--bits", type=_bits, metavar="K", help="bits of weights and activations, 2..8 (8)")
     group.add_argument("--weight-bits", type=_bits, metavar="K", help="bits of weights alone")
     group.add_argument("--activation-bits", type=_bits, metavar="K", help="bits of activations alone")
-    group.add_argument(
-        "--plan", type=Path, metavar="FILE", help="apply this plan.json instead of calibrating"
-    )
-    group.add_argument(
-        "--method", choices=get_args(Method), help="ptq4vit, or the paper's Base PTQ (ptq4vit)"
-    )
+    group.add_argument("--plan", type=Path, metavar="FILE", help="apply this plan.json instead of calibrating")
+    group.add_argument("--method", choices=get_args(Method), help="ptq4vit, or the paper's Base PTQ (ptq4vit)")
     group.add_argument("--paper", action="store_true",
                        help="PTQ4ViT exactly as published: layer-wise symmetric scales, both twins, no "
                             "outlier split")  # fmt: skip
@@ -143,11 +157,9 @@ def _add_method(export: argparse.ArgumentParser) -> None:
         ("labels", Labels, "labels of the calibration loss (sampled)"),
     ):
         group.add_argument(f"--{name}", choices=get_args(choices), help=text)
-    group.add_argument("--rounds", type=_positive, metavar="N", help="alternating rounds (3)")
-    group.add_argument("--candidates", type=_positive, metavar="N", help="scales tried per search (100)")
-    group.add_argument(
-        "--bias-correction", action="store_true", default=None, help="add the mean error to the biases"
-    )
+    group.add_argument("--rounds", type=positive, metavar="N", help="alternating rounds (3)")
+    group.add_argument("--candidates", type=positive, metavar="N", help="scales tried per search (100)")
+    group.add_argument("--bias-correction", action="store_true", default=None, help="add the mean error to the biases")
 
 
 def options_from(parsed: argparse.Namespace) -> Options:
@@ -200,7 +212,7 @@ def run_export(parsed: argparse.Namespace) -> int:
         from ptq4vit_onnx.loading import resolve
 
         resolve(parsed.model)  # before torch is imported: a wrong name answers at once
-    from ptq4vit_onnx.export import ExportRequest, export
+    from ptq4vit_onnx.pipeline import ExportRequest, export
 
     request = ExportRequest(
         parsed.model, options, parsed.output, parsed.checkpoint, parsed.random_weights, parsed.data,
@@ -220,30 +232,18 @@ def progress_bar(items: Iterable[Any], title: str) -> Iterable[Any]:
     """A bar with the time left on standard error, only where somebody looks at it."""
     from tqdm import tqdm
 
-    bar: Iterable[Any] = tqdm(
-        items, desc=title, disable=not sys.stderr.isatty(), dynamic_ncols=True, leave=False
-    )
+    bar: Iterable[Any] = tqdm(items, desc=title, disable=not sys.stderr.isatty(), dynamic_ncols=True, leave=False)
     return bar
 
 
 def print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    """Columns, each as wide as its widest cell."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(table(rows))
 
 
 def _bits(text: str) -> int:
     if not text.isdecimal() or not MIN_BITS <= int(text) <= MAX_BITS:
         raise argparse.ArgumentTypeError(f"expected {MIN_BITS}..{MAX_BITS} bits, got {text}")
     return int(text)
-
-
-def _positive(text: str) -> int:
-    value = int(text) if text.strip().lstrip("+-").isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
-    return value
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import logging
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,9 @@ class ImageSet:
 
 
 @dataclass(frozen=True)
-class _Listing:
+class Listing:
+    """The files of a folder, and one label for each where it has labels."""
+
     files: list[Path]
     labels: list[int] | None
 
@@ -88,36 +90,50 @@ def load_images(
     `where` keeps only some rows of a labels.csv.
     """
     if not source.exists():
-        raise UserError(
-            f"no images at {source}: it does not exist; give a folder, an ImageFolder tree, .npy or .npz"
-        )
+        raise UserError(f"no images at {source}: it does not exist; give a folder, an ImageFolder tree, .npy or .npz")
     if source.suffix in (".npy", ".npz"):
         return _load_array(source, preprocessing, count, seed, minimum)
     listing = list_folder(source, where)
-    order = _pick(len(listing.files), None if count is None else len(listing.files), seed)
+    order = pick(len(listing.files), None if count is None else len(listing.files), seed)
+    skipped: dict[str, str] = {}
+    read = dict(read_images(listing, order, count, preprocessing, skipped, progress))
+    require_readable(source, len(read), minimum, skipped)
+    for file, reason in skipped.items():
+        logger.warning("skipped unreadable image %s: %s", file, reason)
+    labels = None if listing.labels is None else np.asarray([listing.labels[n] for n in read], np.int64)
+    names = tuple(listing.files[index].name for index in read)
+    return ImageSet(np.stack(list(read.values())), labels, names, str(source), skipped=tuple(skipped))
+
+
+def read_images(
+    listing: Listing, order: Sequence[int], count: int | None, preprocessing: Preprocessing,
+    skipped: dict[str, str], progress: Progress,
+) -> Iterator[tuple[int, Array]]:  # fmt: skip
+    """(index, preprocessed image) in `order` until there are `count`.
+
+    An unreadable file is put into `skipped` with its reason, and the next one takes its place.
+    """
     wanted = len(order) if count is None else min(count, len(order))
-    images: list[Array] = []
     kept: list[int] = []
-    skipped: list[str] = []
     for index in progress(_until(order, kept, wanted), "reading images"):
         try:
             with Image.open(listing.files[index]) as image:
-                images.append(preprocessing.apply(image))
-            kept.append(index)
+                pixels = preprocessing.apply(image)
         except _UNREADABLE as error:
-            skipped.append(str(listing.files[index]))
-            logger.warning("skipped unreadable image %s: %s", listing.files[index], error)
-    if len(images) < max(minimum, 1):
-        first = f", the first is {skipped[0]}" if skipped else ""
+            skipped[str(listing.files[index])] = str(error)
+            continue
+        kept.append(index)
+        yield index, pixels
+
+
+def require_readable(source: Path, readable: int, minimum: int, skipped: Mapping[str, str]) -> None:
+    needed = max(minimum, 1)
+    if readable < needed:
+        first = f", the first is {next(iter(skipped))}" if skipped else ""
         raise UserError(
-            f"{source} has {len(images)} readable images, {max(minimum, 1)} are needed "
+            f"{source} has {readable} readable images, {needed} are needed "
             f"({len(skipped)} could not be read{first}); give more images or lower --images"
         )
-    labels = (
-        None if listing.labels is None else np.asarray([listing.labels[index] for index in kept], np.int64)
-    )
-    names = tuple(listing.files[index].name for index in kept)
-    return ImageSet(np.stack(images), labels, names, str(source), skipped=tuple(skipped))
 
 
 def _until(order: Sequence[int], kept: list[int], wanted: int) -> list[int] | Iterable[int]:
@@ -141,7 +157,7 @@ class _Until:
             yield index
 
 
-def list_folder(folder: Path, where: Callable[[dict[str, str]], bool] | None = None) -> _Listing:
+def list_folder(folder: Path, where: Callable[[dict[str, str]], bool] | None = None) -> Listing:
     if not folder.is_dir():
         raise UserError(f"{folder} is neither a folder nor .npy/.npz; give one of those as --data")
     if (folder / "labels.csv").is_file():
@@ -149,37 +165,32 @@ def list_folder(folder: Path, where: Callable[[dict[str, str]], bool] | None = N
     classes = sorted(entry for entry in folder.iterdir() if entry.is_dir() and _image_files(entry))
     if len(classes) > 1:
         pairs = [(file, index) for index, entry in enumerate(classes) for file in _image_files(entry)]
-        return _Listing([file for file, _ in pairs], [index for _, index in pairs])
+        return Listing([file for file, _ in pairs], [index for _, index in pairs])
     files = _image_files(folder)
     if not files:
-        raise UserError(
-            f"{folder} holds no image files ({', '.join(sorted(SUFFIXES))}); give a folder of images"
-        )
-    return _Listing(files, None)
+        raise UserError(f"{folder} holds no image files ({', '.join(sorted(SUFFIXES))}); give a folder of images")
+    return Listing(files, None)
 
 
 def _image_files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
 
 
-def _list_csv(folder: Path, where: Callable[[dict[str, str]], bool] | None) -> _Listing:
+def _list_csv(folder: Path, where: Callable[[dict[str, str]], bool] | None) -> Listing:
     path = folder / "labels.csv"
     fields, every = _read_csv(path)
     missing = {"file", "index"} - set(fields)
     if missing:
-        raise UserError(
-            f"{path} has no column {', '.join(sorted(missing))}; expected a header with file,index"
-        )
+        raise UserError(f"{path} has no column {', '.join(sorted(missing))}; expected a header with file,index")
     rows = [row for row in every if where is None or where(row)]
     try:
         labels = [int(row["index"]) for row in rows]
     except (ValueError, TypeError) as error:
-        raise UserError(
-            f"{path}: column index holds something that is not a whole number: {error}"
-        ) from error
+        raise UserError(f"{path}: column index holds something that is not a whole number: {error}") from error
     if not rows:
-        raise UserError(f"{path} lists no images; expected at least one row")
-    return _Listing([folder / row["file"] for row in rows], labels)
+        kept = f", and none of its {len(every)} rows is asked for" if every else ""
+        raise UserError(f"{path} lists no images{kept}; expected at least one row")
+    return Listing([folder / row["file"] for row in rows], labels)
 
 
 def _read_csv(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
@@ -191,15 +202,14 @@ def _read_csv(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
         raise UserError(f"cannot read {path}: {error}; expected text with a header of file,index") from error
 
 
-def _pick(available: int, count: int | None, seed: int) -> list[int]:
+def pick(available: int, count: int | None, seed: int) -> list[int]:
+    """`count` of the numbers below `available`, drawn with `seed`; all of them, in order, without a count."""
     if count is None:
         return list(range(available))
     return [int(index) for index in np.random.default_rng(seed).permutation(available)[:count]]
 
 
-def _load_array(
-    source: Path, preprocessing: Preprocessing, count: int | None, seed: int, minimum: int
-) -> ImageSet:
+def _load_array(source: Path, preprocessing: Preprocessing, count: int | None, seed: int, minimum: int) -> ImageSet:
     images, labels = _read_arrays(source)
     if images.ndim != 4 or images.shape[1:] != preprocessing.size or images.dtype != np.float32:
         raise UserError(
@@ -208,8 +218,7 @@ def _load_array(
         )
     if len(images) < max(minimum, 1):
         raise UserError(
-            f"{source} holds {len(images)} images, {max(minimum, 1)} are needed; "
-            "give more images or lower --images"
+            f"{source} holds {len(images)} images, {max(minimum, 1)} are needed; give more images or lower --images"
         )
     if not np.isfinite(images).all():
         raise UserError(f"{source} holds NaN or infinite pixels; expected preprocessed images")
@@ -218,7 +227,7 @@ def _load_array(
             f"{source} holds {len(images)} images and labels as {labels.dtype} {list(labels.shape)}; "
             "expected one whole number per image"
         )
-    order = _pick(len(images), None if count is None else min(count, len(images)), seed)
+    order = pick(len(images), None if count is None else min(count, len(images)), seed)
     return ImageSet(
         images[order],
         None if labels is None else labels[order].astype(np.int64),
@@ -237,9 +246,7 @@ def _read_arrays(source: Path) -> tuple[Array, Array | None]:
             return loaded["images"], loaded.get("labels")
     except _NOT_ARRAYS as error:
         reason = " ".join(str(error).split()).strip("'\"")
-        raise UserError(
-            f"cannot read {source}: {reason}; expected `images` as float32 [n, C, H, W]"
-        ) from error
+        raise UserError(f"cannot read {source}: {reason}; expected `images` as float32 [n, C, H, W]") from error
 
 
 def synthetic_images(preprocessing: Preprocessing, count: int, seed: int) -> ImageSet:
@@ -258,9 +265,7 @@ def synthetic_images(preprocessing: Preprocessing, count: int, seed: int) -> Ima
 DIGITS_SPLITS = {"train": 0, "calibration": 1, "test": 2}
 
 
-def embedded_digits(
-    preprocessing: Preprocessing, split: str, count: int | None = None, seed: int = 0
-) -> ImageSet:
+def embedded_digits(preprocessing: Preprocessing, split: str, count: int | None = None, seed: int = 0) -> ImageSet:
     """The handwritten digits that ship with the package; split is train, calibration or test."""
     with np.load(DIGITS_FOLDER / "digits.npz", allow_pickle=False) as data:
         chosen = np.flatnonzero(data["split"] == DIGITS_SPLITS[split])
@@ -268,7 +273,7 @@ def embedded_digits(
             raise UserError(
                 f"the embedded {split} split has {len(chosen)} images, {count} are asked for; lower --images"
             )
-        chosen = chosen[_pick(len(chosen), count, seed)]
+        chosen = chosen[pick(len(chosen), count, seed)]
         raw, labels = data["images"][chosen], data["labels"][chosen].astype(np.int64)
     grey = np.round(raw.astype(np.float32) * np.float32(255 / 16)).astype(np.uint8)
     images = np.stack([preprocessing.apply(Image.fromarray(image)) for image in grey])

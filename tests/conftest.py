@@ -241,12 +241,12 @@ def float_export(load_model: Callable[[str], Any]) -> Callable[..., FloatExport]
     from ptq4vit_onnx.products import discover
 
     @cache
-    def make(name: str, batch: int | None = None) -> FloatExport:
+    def make(name: str, batch: int | None) -> FloatExport:
         model = load_model(name)
         sites = discover(model.module, torch.zeros(1, *model.preprocessing.size))
         return FloatExport(model, sites, export_float(model, sites, batch))
 
-    return make
+    return lambda name, batch=None: make(name, batch)
 
 
 @pytest.fixture(scope="session")
@@ -255,3 +255,48 @@ def digits(load_model: Callable[[str], Any]) -> Any:
     from ptq4vit_onnx.images import embedded_digits
 
     return embedded_digits(load_model("vit_digits").preprocessing, "test").images[:8]
+
+
+# For the commands that measure: an export of vit_digits without its proof, and digits as files.
+
+
+@pytest.fixture(scope="session")
+def exported(float_export: Callable[..., FloatExport], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A folder with float.onnx, model.onnx and plan.json of vit_digits, hastily calibrated."""
+    import torch
+
+    from ptq4vit_onnx.calibrate import calibrate
+    from ptq4vit_onnx.images import embedded_digits
+    from ptq4vit_onnx.options import Options
+    from ptq4vit_onnx.passes import quantize
+    from ptq4vit_onnx.tape import record
+
+    made = float_export("vit_digits")
+    images = torch.from_numpy(embedded_digits(made.model.preprocessing, "calibration", 8).images)
+    found = calibrate(record(made.model.module, images), Options(candidates=10, rounds=1))
+    sites = {site.name: found[site.name] for site in made.sites}
+    plan = ScalePlan("vit_digits", made.model.fingerprint, "", {}, {}, sites)
+    folder = tmp_path_factory.mktemp("exported")
+    plan.save(folder / "plan.json")
+    onnx.save(made.proto, folder / "float.onnx")
+    onnx.save(quantize(made.proto, plan)[0], folder / "model.onnx")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def digit_files(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A folder of 24 test digits as PNG, with a labels.csv that has a column `fold`: 0, 1, 2, 0, .."""
+    from PIL import Image
+
+    from ptq4vit_onnx.models.specs import DIGITS_FOLDER
+
+    folder = tmp_path_factory.mktemp("digits")
+    with np.load(DIGITS_FOLDER / "digits.npz", allow_pickle=False) as data:
+        chosen = np.flatnonzero(data["split"] == 2)[:24]
+        images, labels = data["images"][chosen], data["labels"][chosen]
+    rows = ["file,index,fold"]
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        Image.fromarray(np.round(image * (255 / 16)).astype(np.uint8)).save(folder / f"{number:02}.png")
+        rows.append(f"{number:02}.png,{label},{number % 3}")
+    (folder / "labels.csv").write_text("\n".join(rows) + "\n")
+    return folder

@@ -21,14 +21,14 @@ from ptq4vit_onnx.models.specs import ModelSpec
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.outputs import require_free, whole_folder
 from ptq4vit_onnx.plan import ScalePlan, SitePlan
+from ptq4vit_onnx.quantizers import Affine, Uniform
 from ptq4vit_onnx.report import Report
 from ptq4vit_onnx.resume import Journal
+from ptq4vit_onnx.sites import Site
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
-FLOAT_TOLERANCE = (
-    1e-4  # of the logits' largest magnitude: float32 rounding through a deep network stays far below
-)
+FLOAT_TOLERANCE = 1e-4  # of the logits' largest magnitude: float32 rounding through a deep network stays far below
 SITE_IMAGES = 2  # images on which every product is held against the integer oracle
 
 
@@ -79,6 +79,7 @@ def export(request: ExportRequest, progress: Progress = lambda items, _title: it
         images = calibration_images(spec, model, request, progress)
     with whole_folder(request.folder, request.force) as staging:
         report = _run(request, spec, model, images, known_plan, staging, clock, progress)
+    _journal_path(request).unlink(missing_ok=True)  # only here: an export that failed later resumes as well
     return report
 
 
@@ -92,6 +93,8 @@ def _run(
     from ptq4vit_onnx.products import discover
 
     sites = discover(model.module, torch.from_numpy(images.images[:1]))
+    if known_plan is not None:
+        _require_plan_fits(known_plan, model, sites)
     with clock("float export"):
         float_model = export_float(model, sites, request.batch)
         float_path = save_model(float_model, staging / "float.onnx")
@@ -99,7 +102,6 @@ def _run(
         parity = float_parity(model, float_path, images.images)
     with clock("calibrate"):
         plan = known_plan or make_plan(request, model, images, [site.name for site in sites], progress)
-        _require_plan_fits(plan, model, [site.name for site in sites])
         plan.save(staging / "plan.json")
     from ptq4vit_onnx.prove import prove, quantize_model
 
@@ -109,16 +111,12 @@ def _run(
     with clock("prove"):
         test = evaluation_images(spec, model, images)
         proof = prove(path, float_path, plan, model, test, images.images[:SITE_IMAGES], progress)
-    report = Report.build(
-        request, model, images, plan, parity, proof, passes, path, float_path, clock.seconds
-    )
+    report = Report.build(request, model, images, plan, parity, proof, passes, path, float_path, clock.seconds)
     report.save(staging)
     return report
 
 
-def calibration_images(
-    spec: ModelSpec, model: LoadedModel, request: ExportRequest, progress: Progress
-) -> ImageSet:
+def calibration_images(spec: ModelSpec, model: LoadedModel, request: ExportRequest, progress: Progress) -> ImageSet:
     options, preprocessing = request.options, model.preprocessing
     if request.data is not None:
         return load_images(request.data, preprocessing, options.images, options.seed, options.images,
@@ -146,9 +144,7 @@ def float_parity(model: LoadedModel, path: Path, images: Array, count: int = 8) 
     chosen = images[:count]
     expected = simulate(model.module, None, chosen, batch=4)
     got = run(path, chosen, batch=4, threads=0)
-    parity = FloatParity(
-        len(chosen), float(np.abs(got - expected).max() / max(np.abs(expected).max(), 1e-12))
-    )
+    parity = FloatParity(len(chosen), float(np.abs(got - expected).max() / max(np.abs(expected).max(), 1e-12)))
     if not parity.passed:
         raise ParityError(
             f"the float ONNX model differs from torch by {parity.error:.2g} of the logits' scale on "
@@ -168,7 +164,7 @@ def make_plan(
 
     options = request.options
     journal = Journal(
-        request.folder.with_name(f".{request.folder.name}.resume.jsonl"),
+        _journal_path(request),
         {
             "weights": model.fingerprint,
             "images": images.fingerprint,
@@ -183,7 +179,6 @@ def make_plan(
         progress(_Sized(tape, len(order)), "calibrating"), options, known,
         lambda site, plan: None if site.name in known else journal.add(site.name, plan),
     )  # fmt: skip
-    journal.drop()
     settings = {**options.to_data(), "weights_from": model.origin, "images_from": _images_from(images)}
     return ScalePlan(
         model.name,
@@ -193,6 +188,10 @@ def make_plan(
         versions(),
         {name: found[name] for name in order},
     )
+
+
+def _journal_path(request: ExportRequest) -> Path:
+    return request.folder.with_name(f".{request.folder.name}.resume.jsonl")
 
 
 def _images_from(images: ImageSet) -> str:
@@ -231,17 +230,28 @@ def options_of(plan: ScalePlan) -> Options:
         raise UserError(f"the plan's options are not usable: {error}; calibrate again") from error
 
 
-def _require_plan_fits(plan: ScalePlan, model: LoadedModel, sites: list[str]) -> None:
+def _require_plan_fits(plan: ScalePlan, model: LoadedModel, sites: list[Site]) -> None:
     if plan.weights != model.fingerprint:
         raise UserError(
             f"the plan was made for other weights of {plan.model} ({plan.weights[:12]}, these are "
             f"{model.fingerprint[:12]}); calibrate again without --plan"
         )
-    if set(plan.sites) != set(sites):
-        odd = sorted(set(plan.sites) ^ set(sites))
-        raise UserError(
-            f"the plan does not fit {plan.model}: {odd[0]} is in only one of them; calibrate again"
-        )
+    odd = sorted(set(plan.sites) ^ {site.name for site in sites})
+    if odd:
+        raise UserError(f"the plan does not fit {plan.model}: {odd[0]} is in only one of them; calibrate again")
+    for site in sites:
+        planned = plan.sites[site.name]
+        if (planned.kind, planned.lhs_source) != (site.kind, site.lhs_source):
+            raise UserError(
+                f"the plan does not fit {plan.model}: {site.name} is a {site.kind} fed by {site.lhs_source}, the plan "
+                f"says a {planned.kind} fed by {planned.lhs_source}; calibrate again"
+            )
+        for side in (planned.lhs, planned.rhs) if site.kind == "matmul" else ():
+            if isinstance(side, (Uniform, Affine)) and len(side.scale) not in (1, site.heads):
+                raise UserError(
+                    f"the plan does not fit {plan.model}: {site.name} has {site.heads} heads, the plan "
+                    f"{len(side.scale)} scales; expected 1 or {site.heads}"
+                )
 
 
 def versions() -> dict[str, str]:

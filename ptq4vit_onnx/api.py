@@ -1,0 +1,147 @@
+"""The commands as functions: `from ptq4vit_onnx import export, evaluate, check_parity`.
+
+A mistake of the caller raises UserError, an exported model that does not compute what it should ParityError
+(both in ptq4vit_onnx.errors). Only `export` imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.evaluation import Evaluation, Evaluations, evaluate_files
+from ptq4vit_onnx.image_stream import ImageSource, Where
+from ptq4vit_onnx.images import Progress
+from ptq4vit_onnx.model_file import read_model_file, require_reference_of
+from ptq4vit_onnx.models.specs import DEFAULT
+from ptq4vit_onnx.options import Options
+from ptq4vit_onnx.parity_checks import Check, Limits, ParityResult, check_files
+from ptq4vit_onnx.plan import ScalePlan
+
+if TYPE_CHECKING:
+    from ptq4vit_onnx.report import Report
+
+__all__ = ["Check", "Evaluation", "Evaluations", "ParityResult", "check_parity", "evaluate", "export"]
+
+AnyPath: TypeAlias = str | Path
+Method: TypeAlias = Literal["ptq4vit", "paper", "base"]
+
+
+def silent(items: Iterable[Any], _title: str) -> Iterable[Any]:
+    """The progress of functions that nobody watches."""
+    return items
+
+
+def export(
+    model: str = DEFAULT,
+    bits: int = 8,
+    *,
+    weight_bits: int | None = None,
+    activation_bits: int | None = None,
+    data: AnyPath | None = None,
+    output: AnyPath | None = None,
+    checkpoint: AnyPath | None = None,
+    random_weights: bool = False,
+    plan: AnyPath | None = None,
+    batch: int | None = None,
+    force: bool = False,
+    method: Method = "ptq4vit",
+    progress: Progress = silent,
+    **options: Any,
+) -> Report:
+    """Quantise a model, prove it, and write float.onnx, model.onnx, plan.json and reports to `output`.
+
+    model: a name of `ptq4vit-onnx models`, or a timm name. data: images to calibrate on; the embedded models
+    have their own. output: a folder (./MODEL_wKaK). method: "ptq4vit", exactly as published ("paper"), or
+    the paper's Base PTQ ("base"). options: fields of ptq4vit_onnx.options.Options, e.g. images=32, seed=0.
+
+    >>> export("vit_digits", bits=6, output="digits").data["against_float"]["agreement"]
+    """
+    from ptq4vit_onnx.pipeline import ExportRequest
+    from ptq4vit_onnx.pipeline import export as run
+
+    makers: dict[str, Callable[..., Options]] = {"ptq4vit": Options, "paper": Options.paper, "base": Options.base}
+    if method not in makers:
+        raise UserError(f"method is {method!r}; expected one of {', '.join(makers)}")
+    widths = {
+        "weight_bits": bits if weight_bits is None else weight_bits,
+        "activation_bits": bits if activation_bits is None else activation_bits,
+    }
+    request = ExportRequest(
+        model, makers[method](**{**widths, **options}), _path(output), _path(checkpoint), random_weights, _path(data),
+        _path(plan), batch, force,
+    )  # fmt: skip
+    return run(request, progress)
+
+
+def evaluate(
+    models: AnyPath | Sequence[AnyPath],
+    data: AnyPath | None = None,
+    *,
+    reference: AnyPath | None = None,
+    images: int | None = None,
+    where: str | None = None,
+    threads: int = 0,
+    batch: int = 8,
+    progress: Progress = silent,
+) -> Evaluations:
+    """Accuracy of ONNX models on the images of `data`, and their agreement with a reference.
+
+    data: an ImageFolder tree, a folder with labels.csv, a folder of images, .npy or .npz; None: the test
+    images of an embedded model. Images are prepared as each model's metadata says. reference: a float file of the
+    same model; without one, the first model. images: use only as many, picked at random but always alike.
+    where: "COLUMN=VALUE" keeps some rows of a labels.csv. threads: 0 is all cores.
+
+    >>> evaluate(["float.onnx", "model.onnx"], "validation").models[1].drop
+    """
+    named = [models] if isinstance(models, (str, Path)) else list(models)
+    files = [read_model_file(Path(model)) for model in named]
+    if reference is None:
+        compared = files[0]
+    else:
+        compared = read_model_file(Path(reference))
+        for file in files:
+            require_reference_of(file, compared)
+    return evaluate_files(files, _source(data, images, where), compared, threads, batch, progress)
+
+
+def check_parity(
+    model: AnyPath,
+    reference: AnyPath,
+    data: AnyPath | None = None,
+    *,
+    plan: AnyPath | None = None,
+    min_agreement: float = 0.99,
+    max_drop: float | None = None,
+    max_kl: float | None = None,
+    images: int | None = None,
+    where: str | None = None,
+    threads: int = 0,
+    batch: int = 8,
+    progress: Progress = silent,
+) -> ParityResult:
+    """Whether a quantised model runs in integers, computes what its plan says, and predicts as the float one.
+
+    reference: the float.onnx of the same export. plan: its plan.json; the one next to `model` if any.
+    min_agreement: a share of the images, 0..1. max_drop: points of top-1, needs labels. max_kl: nats.
+    data, images, where, threads: as in `evaluate`.
+
+    >>> check_parity("model.onnx", "float.onnx", "validation").passed
+    """
+    limits = Limits(min_agreement, max_drop, max_kl)
+    file, compared = read_model_file(Path(model)), read_model_file(Path(reference))
+    beside = file.path.with_name("plan.json")
+    chosen = _path(plan) or (beside if beside.is_file() else None)
+    known = None if chosen is None else ScalePlan.load(chosen)
+    source = _source(data, images, where)
+    return check_files(file, compared, source, known, limits, threads, batch, progress)
+
+
+def _path(path: AnyPath | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def _source(data: AnyPath | None, images: int | None, where: str | None) -> ImageSource:
+    return ImageSource(_path(data), images, None if where is None else Where.parse(where))

@@ -1,0 +1,69 @@
+"""What the commands have in common: kinds of arguments, tables as text, and what a command hands back."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command prints on standard output, and its exit code."""
+
+    text: str
+    code: int = 0
+
+
+def positive(text: str) -> int:
+    value = int(text) if text.strip().lstrip("+-").isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+    return value
+
+
+def positives(text: str) -> tuple[int, ...]:
+    """1,2,4 -> (1, 2, 4), each once."""
+    return tuple(dict.fromkeys(positive(part) for part in text.split(",")))
+
+
+def number(text: str) -> float:
+    """A number that is at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, got {text}")
+    return value
+
+
+def add_images(parser: argparse.ArgumentParser) -> None:
+    """Which images a command measures on."""
+    group = parser.add_argument_group("images")
+    group.add_argument(
+        "--data", type=Path, metavar="PATH",
+        help="ImageFolder tree, labels.csv or images in a folder, .npy or .npz (an embedded model's own)",
+    )  # fmt: skip
+    group.add_argument("--images", type=positive, metavar="N", help="use N images, picked alike (all)")
+    group.add_argument("--where", metavar="COLUMN=VALUE", help="only these rows of labels.csv")
+
+
+def add_running(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("running")
+    group.add_argument("--threads", type=positive, default=0, metavar="N", help="(all cores)")
+    group.add_argument("--batch", type=positive, default=8, metavar="N", help="images at once (8)")
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns, each as wide as its widest cell."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def shown(value: Any, form: str = ".2f") -> str:
+    """A number as a cell; an empty one where there is none."""
+    return "" if value is None else format(value, form)

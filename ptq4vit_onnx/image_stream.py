@@ -1,0 +1,129 @@
+"""Images to measure on, a few at a time: a validation set need not fit into memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.images import (
+    Array,
+    ImageSet,
+    Listing,
+    Progress,
+    embedded_digits,
+    list_folder,
+    load_images,
+    pick,
+    read_images,
+    require_readable,
+)
+from ptq4vit_onnx.model_file import ModelFile
+
+logger = logging.getLogger(__name__)
+AT_ONCE = 64  # images in memory: 40 MB at 224 x 224
+
+
+@dataclass(frozen=True)
+class Where:
+    """Keeps the rows of a labels.csv whose `column` is `value`."""
+
+    column: str
+    value: str
+
+    @classmethod
+    def parse(cls, text: str) -> Where:
+        column, equals, value = text.partition("=")
+        if not (column and equals):
+            raise UserError(f"where is {text!r}; expected COLUMN=VALUE, as fold=3")
+        return cls(column, value)
+
+    def __call__(self, row: dict[str, str]) -> bool:
+        if self.column not in row:
+            raise UserError(f"labels.csv has no column {self.column!r} for --where; its columns are {', '.join(row)}")
+        return row[self.column] == self.value
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Which images. data None: the test split that ships with an embedded model. count None: all of them, in
+    order, else as many, picked with `seed`."""
+
+    data: Path | None = None
+    count: int | None = None
+    where: Where | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.where is not None and not (self.data is not None and (self.data / "labels.csv").is_file()):
+            raise UserError(f"--where needs a labels.csv, {self.data or 'the embedded set'} has none; leave it out")
+
+
+@dataclass(frozen=True)
+class ImageStream:
+    """labels: of every image that may come, known before the first is read; None without labels."""
+
+    labels: Array | None
+    chunks: Iterable[ImageSet]
+
+
+def open_images(source: ImageSource, model: ModelFile, progress: Progress) -> ImageStream:
+    """The images of `source`, prepared for `model`."""
+    data = source.data
+    if data is None:
+        return _held(_embedded(source, model), progress)
+    if not data.is_dir():
+        return _held(load_images(data, model.preprocessing, source.count, source.seed), progress)
+    listing = list_folder(data, source.where)
+    labels = None if listing.labels is None else np.asarray(listing.labels, np.int64)
+    return ImageStream(labels, _folder_chunks(source, data, listing, model, progress))
+
+
+def _embedded(source: ImageSource, model: ModelFile) -> ImageSet:
+    if not model.embedded:
+        raise UserError(f"no images for {model.model}; give --data FOLDER, an ImageFolder tree, .npy or .npz")
+    return embedded_digits(model.preprocessing, "test", source.count, source.seed)
+
+
+def _held(held: ImageSet, progress: Progress) -> ImageStream:
+    def chunks() -> Iterator[ImageSet]:
+        for start in progress(range(0, len(held), AT_ONCE), "running"):
+            part = slice(start, start + AT_ONCE)
+            labels = None if held.labels is None else held.labels[part]
+            yield ImageSet(held.images[part], labels, held.names[part], held.source)
+
+    return ImageStream(held.labels, chunks())
+
+
+def _folder_chunks(
+    source: ImageSource, folder: Path, listing: Listing, model: ModelFile, progress: Progress
+) -> Iterator[ImageSet]:
+    """Images as they are read; unreadable ones are summed up in one warning at the end."""
+    files = len(listing.files)
+    order = pick(files, None if source.count is None else files, source.seed)
+    skipped: dict[str, str] = {}
+    waiting: dict[int, Array] = {}
+    total = 0
+    reader = read_images(listing, order, source.count, model.preprocessing, skipped, progress)
+    for index, pixels in reader:
+        waiting[index] = pixels
+        total += 1
+        if len(waiting) == AT_ONCE:
+            yield _image_set(waiting, listing, folder)
+            waiting.clear()
+    require_readable(folder, total, 1, skipped)
+    if waiting:
+        yield _image_set(waiting, listing, folder)
+    if skipped:
+        file, reason = next(iter(skipped.items()))
+        logger.warning("skipped %d unreadable images, the first is %s: %s", len(skipped), file, reason)
+
+
+def _image_set(read: dict[int, Array], listing: Listing, folder: Path) -> ImageSet:
+    labels = None if listing.labels is None else np.asarray([listing.labels[n] for n in read], np.int64)
+    names = tuple(listing.files[index].name for index in read)
+    return ImageSet(np.stack(list(read.values())), labels, names, str(folder))

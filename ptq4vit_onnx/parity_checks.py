@@ -1,0 +1,213 @@
+"""Parity as a gate: does a quantised file hold what it promises, check by check, without torch?
+
+kernels      every product runs on an integer kernel of ONNX Runtime
+saturation   no product can overflow 16 bits on a CPU without VNNI
+sites        every product equals integer arithmetic on the plan's codes and scales
+agreement    predictions equal the float model's
+kl, drop     distance of the predicted distributions; loss of top-1 where there are labels
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+import numpy as np
+
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.evaluation import Predictions, predict
+from ptq4vit_onnx.image_stream import ImageSource
+from ptq4vit_onnx.images import Progress
+from ptq4vit_onnx.kernels import KernelAudit, audit
+from ptq4vit_onnx.model_file import ModelFile, require_reference_of
+from ptq4vit_onnx.parity import AgainstFloat, compare_with_float
+from ptq4vit_onnx.plan import ScalePlan
+from ptq4vit_onnx.replay import divergences
+from ptq4vit_onnx.runtime import Array, load, optimised_model
+from ptq4vit_onnx.site_outputs import FloatSites, fetch, output_tensors
+from ptq4vit_onnx.site_parity import check_sites
+
+Status = Literal["passed", "failed", "skipped"]
+# Of a site's spread. At 8 bits right models stay at 0.01 to 0.05 of the float one at every site.
+FLOAT_LIMIT = 0.1
+
+
+@dataclass(frozen=True)
+class Limits:
+    """min_agreement: a share, 0..1. max_drop: points of top-1. max_kl: nats. None: measured, not judged."""
+
+    min_agreement: float = 0.99
+    max_drop: float | None = None
+    max_kl: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_agreement <= 1:
+            raise UserError(f"min_agreement is {self.min_agreement:g}; expected a share from 0 to 1, as 0.99")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the verdict. site: where it fails first, if that is known. value: what was measured, where
+    that is a number; limit: what it was held against."""
+
+    name: str
+    status: Status
+    sentence: str
+    site: str | None = None
+    value: float | None = None
+    limit: float | None = None
+
+
+@dataclass(frozen=True)
+class ParityResult:
+    """All checks in order. first_divergent: the first site that is wrong, and how, when something failed."""
+
+    model: str
+    reference: str
+    images: int
+    checks: tuple[Check, ...]
+    first_divergent: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        return all(check.status != "failed" for check in self.checks)
+
+    def to_data(self) -> dict[str, Any]:
+        return {"passed": self.passed, **asdict(self)}
+
+    def to_junit(self) -> str:
+        """The checks as a JUnit test suite."""
+        statuses = [check.status for check in self.checks]
+        suite = ElementTree.Element(
+            "testsuite", name="ptq4vit-onnx parity", tests=str(len(statuses)), errors="0",
+            failures=str(statuses.count("failed")), skipped=str(statuses.count("skipped")),
+        )  # fmt: skip
+        for check in self.checks:
+            case = ElementTree.SubElement(suite, "testcase", classname=self.model, name=check.name)
+            if check.status == "failed":
+                failure = ElementTree.SubElement(case, "failure", message=check.sentence)
+                failure.text = f"first divergent site: {check.site or self.first_divergent or 'unknown'}"
+            elif check.status == "skipped":
+                ElementTree.SubElement(case, "skipped", message=check.sentence)
+            else:
+                ElementTree.SubElement(case, "system-out").text = check.sentence
+        ElementTree.indent(suite)
+        return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def check_files(
+    model: ModelFile,
+    reference: ModelFile,
+    source: ImageSource,
+    plan: ScalePlan | None = None,
+    limits: Limits | None = None,
+    threads: int = 1,
+    batch: int = 8,
+    progress: Progress = lambda items, _title: items,
+) -> ParityResult:
+    """Every check of `model` against its float `reference`; without a plan, some are skipped."""
+    require_reference_of(model, reference)
+    _require_plan_of(model, plan)
+    chosen = limits or Limits()
+    found = predict([model, reference], source, threads, batch, progress)
+    if chosen.max_drop is not None and found.labels is None:
+        raise UserError(f"--max-drop needs labels, {source.data} has none; leave it out, or add a labels.csv")
+    checks = _inside(model, reference, plan, found.first) + _outside(model, reference, found, chosen)
+    failed = [check for check in checks if check.status == "failed"]
+    named = next((f"{check.site}: {check.sentence}" for check in failed if check.site), None)
+    if failed and named is None and plan is not None:
+        named = _farthest_from_float(model, reference, plan, found.first)
+    images = len(found.logits[model.path])
+    return ParityResult(str(model.path), str(reference.path), images, tuple(checks), named)
+
+
+def _require_plan_of(model: ModelFile, plan: ScalePlan | None) -> None:
+    if plan is not None and (plan.model, plan.weights) != (model.model, model.weights):
+        raise UserError(
+            f"the plan is for {plan.model} with weights {plan.weights[:12]}, {model.path} is {model.model} "
+            f"with {model.weights[:12]}; give the plan.json of the same export"
+        )
+
+
+def _inside(model: ModelFile, reference: ModelFile, plan: ScalePlan | None, few: Array) -> list[Check]:
+    """What the graph says, and what its kernels return."""
+    optimised = optimised_model(model.path)
+    kernels = audit(model.path, plan, optimised)
+    checks = [_kernels(kernels), _saturation(kernels, plan)]
+    if plan is None:
+        return [*checks, Check("sites", "skipped", "no plan; give --plan plan.json")]
+    sites = check_sites(model.path, plan, few, FloatSites(reference.path), optimised)
+    wrong = [site for site in sites if not site.exact]
+    sentence = f"{len(sites) - len(wrong)} of {len(sites)} products equal integer arithmetic"
+    if not wrong:
+        return [*checks, Check("sites", "passed", sentence)]
+    sentence += f"; the first that does not is {wrong[0].site}/{wrong[0].product}: {wrong[0].failure}"
+    return [*checks, Check("sites", "failed", sentence, wrong[0].site)]
+
+
+def _kernels(kernels: KernelAudit) -> Check:
+    if not kernels.products:
+        return Check("kernels", "failed", "no product carries a site's name; give a file of ptq4vit-onnx export")
+    if not kernels.fell_back:
+        return Check("kernels", "passed", str(kernels))
+    site = kernels.fell_back[0]
+    return Check("kernels", "failed", f"{kernels}; {site} is the first that is not", site)
+
+
+def _saturation(kernels: KernelAudit, plan: ScalePlan | None) -> Check:
+    if not kernels.unsafe:
+        return Check("saturation", "passed", "no product can saturate, on any CPU")
+    first, count = kernels.unsafe[0], len(kernels.unsafe)
+    if plan is None:
+        return Check("saturation", "skipped", f"no plan; the graph alone does not bound {count} products")
+    sentence = f"{count} products can saturate on CPUs without VNNI, the first is {first}: {first.unsafe}"
+    return Check("saturation", "failed", sentence, first.site)
+
+
+def _outside(model: ModelFile, reference: ModelFile, found: Predictions, limits: Limits) -> list[Check]:
+    """What the predictions say."""
+    logits = found.logits[model.path]
+    if not np.isfinite(logits).all():
+        return [Check("agreement", "failed", "the logits are not finite")]
+    versus = compare_with_float(logits, found.logits[reference.path], found.labels)
+    share, floor = versus.agreement / 100, limits.min_agreement
+    equal = f"{versus.agreement:.2f} % of {versus.images} predictions equal the float model's"
+    reached = _status(share >= floor - 1e-9)  # 0.99 of 500 images is 495 of them, whatever the rounding
+    return [
+        Check("agreement", reached, f"{equal} (at least {100 * floor:g} %)", None, share, floor),
+        _at_most("kl", f"KL {versus.kl:.2g} from the float model", versus.kl, limits.max_kl),
+        _drop(versus, limits),
+    ]
+
+
+def _drop(versus: AgainstFloat, limits: Limits) -> Check:
+    if versus.drop is None:
+        return Check("drop", "skipped", "no labels")
+    sentence = (
+        f"top-1 {versus.top1_quantised:.2f} %, float {versus.top1_float:.2f} %: drop "
+        f"{versus.drop.points:.2f} +- {versus.drop.standard_error:.2f} points"
+    )
+    return _at_most("drop", sentence, versus.drop.points, limits.max_drop)
+
+
+def _at_most(name: str, sentence: str, value: float, limit: float | None) -> Check:
+    said = "no limit" if limit is None else f"at most {limit:g}"
+    within = limit is None or value <= limit + 1e-9
+    return Check(name, _status(within), f"{sentence} ({said})", None, value, limit)
+
+
+def _status(passed: bool) -> Status:
+    return "passed" if passed else "failed"
+
+
+def _farthest_from_float(model: ModelFile, reference: ModelFile, plan: ScalePlan, few: Array) -> str:
+    """Where the quantised model leaves the float one: the first site beyond the limit, or the farthest."""
+    proto = load(reference.path)
+    tensors = output_tensors(proto, plan.sites)
+    values = fetch(proto, list(tensors.values()), few)
+    wanted = {site: values[tensor] for site, tensor in tensors.items()}
+    found = divergences(model.path, plan, wanted, few, FLOAT_LIMIT)
+    chosen = next((item for item in found if not item.passed), None)
+    chosen = chosen or max(found, key=lambda item: item.relative_error)
+    return f"{chosen.site}: {chosen.relative_error:.2g} of its spread away from the float model"

@@ -1,0 +1,101 @@
+"""The Python API: three functions, imported when asked for, that do what the commands do."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+import ptq4vit_onnx
+from ptq4vit_onnx import api, pipeline
+from ptq4vit_onnx.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run_python(script: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    run_python(
+        "import sys, ptq4vit_onnx\n"
+        "assert not {'torch', 'timm', 'onnx', 'onnxruntime', 'numpy'} & set(sys.modules)\n"
+        "from ptq4vit_onnx import evaluate, check_parity, export\n"
+        "assert not {'torch', 'timm'} & set(sys.modules)"
+    )
+
+
+def test_export_is_the_function_whatever_was_imported_before() -> None:
+    run_python(
+        "import ptq4vit_onnx.pipeline, ptq4vit_onnx.api, ptq4vit_onnx.cli\n"
+        "from ptq4vit_onnx import export\n"
+        "assert callable(export) and export is ptq4vit_onnx.api.export"
+    )
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'quantise'"):
+        _ = ptq4vit_onnx.quantise
+
+
+@pytest.mark.parametrize("name", ["export", "evaluate", "check_parity"])
+def test_the_functions_are_typed_and_described(name: str) -> None:
+    function = getattr(ptq4vit_onnx, name)
+    described = inspect.getdoc(function) or ""
+    for parameter in inspect.signature(function).parameters.values():
+        assert parameter.annotation is not inspect.Parameter.empty
+    assert ">>>" in described
+    assert name == "export" or "return" in get_type_hints(function)
+
+
+def test_export_passes_on_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[pipeline.ExportRequest] = []
+
+    def spine(request: pipeline.ExportRequest, _progress: Any) -> Any:
+        asked.append(request)
+        return "report"
+
+    monkeypatch.setattr(pipeline, "export", spine)
+    returned: Any = api.export("deit_t", 6, weight_bits=4, data="photos", output="out", method="paper", images=16)
+    assert returned == "report"
+    (request,) = asked
+    assert (request.model, request.data, request.output) == ("deit_t", Path("photos"), Path("out"))
+    options = request.options
+    assert (options.weight_bits, options.activation_bits, options.images) == (4, 6, 16)
+    assert options.weights == "per-tensor"
+
+
+def test_a_wrong_method_or_width_is_the_callers_mistake() -> None:
+    with pytest.raises(UserError, match="method is 'magic'; expected one of ptq4vit, paper, base"):
+        api.export(method="magic")  # type: ignore[arg-type]
+    with pytest.raises(UserError):
+        api.export(bits=9)
+
+
+def test_evaluate_takes_one_model_or_several(exported: Path, digit_files: Path) -> None:
+    paths = [exported / "float.onnx", exported / "model.onnx"]
+    alone = ptq4vit_onnx.evaluate(str(paths[1]), digit_files, threads=1)
+    both = ptq4vit_onnx.evaluate(paths, str(digit_files), threads=1)
+    assert alone.models[0].top1 == both.models[1].top1
+    assert alone.models[0].agreement is None
+    assert both.models[1].agreement is not None
+    assert both.reference == both.models[0]
+
+
+def test_check_parity_takes_the_plan_next_to_the_model(exported: Path, digit_files: Path) -> None:
+    model, reference = str(exported / "model.onnx"), exported / "float.onnx"
+    result = ptq4vit_onnx.check_parity(model, reference, digit_files, threads=1)
+    assert result.passed
+    assert [check.status for check in result.checks] == ["passed"] * 6
+    strict = ptq4vit_onnx.check_parity(model, reference, digit_files, threads=1, max_kl=0.0)
+    assert not strict.passed
+    assert strict.first_divergent

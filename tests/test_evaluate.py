@@ -1,0 +1,225 @@
+"""`eval`: what it counts, what it prints, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from ptq4vit_onnx import cli, metrics
+from ptq4vit_onnx.image_stream import AT_ONCE, ImageSource, open_images
+from ptq4vit_onnx.images import load_images
+from ptq4vit_onnx.model_file import read_model_file
+from ptq4vit_onnx.runtime import run
+
+FIELDS = ["path", "images", "top1", "top5", "agreement", "kl", "drop"]
+
+
+def evaluated(capsys: pytest.CaptureFixture[str], *arguments: Any) -> list[dict[str, Any]]:
+    """The models of `eval --json`; nothing else may be printed on standard output."""
+    assert cli.main(["eval", "--json", "--threads", "1", *map(str, arguments)]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert list(data) == ["models"]
+    assert all(list(model) == FIELDS for model in data["models"])
+    return list(data["models"])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
+    """The one line of a refused command."""
+    try:
+        code: Any = cli.main([*map(str, arguments)])
+    except SystemExit as stop:
+        code = stop.code
+    printed = capsys.readouterr()
+    assert (code, printed.out) == (2, "")
+    assert printed.err.count("\n") == 1, printed.err
+    return printed.err
+
+
+def without_metadata(path: Path, out: Path, key: str = "", value: str | None = None) -> Path:
+    """A copy of a model whose metadata entry `key` is changed, or gone; all of them without a key."""
+    model = onnx.load(path)
+    kept = [(entry.key, entry.value) for entry in model.metadata_props if key and entry.key != key]
+    del model.metadata_props[:]
+    for name, text in [*kept, *([(key, value)] if value is not None else [])]:
+        model.metadata_props.add(key=name, value=text)
+    onnx.save(model, out)
+    return out
+
+
+def test_the_figures_are_those_of_the_logits(
+    exported: Path, digit_files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [exported / "float.onnx", exported / "model.onnx"]
+    first, second = evaluated(capsys, *paths, "--data", digit_files)
+    images = load_images(digit_files, read_model_file(paths[0]).preprocessing)
+    wanted, logits = (run(path, images.images) for path in paths)
+    assert images.labels is not None
+    assert [first["path"], second["path"]] == [str(path) for path in paths]
+    assert first["images"] == second["images"] == 24
+    assert first["top1"] == metrics.top1(wanted, images.labels) > 90
+    assert second["top1"] == metrics.top1(logits, images.labels)
+    assert second["top5"] == metrics.top5(logits, images.labels)
+    assert second["drop"] == first["top1"] - second["top1"]
+    assert second["agreement"] == metrics.agreement(logits, wanted)
+    assert second["kl"] == pytest.approx(metrics.mean_kl(wanted, logits), rel=1e-5)
+    assert [first[name] for name in ("agreement", "kl", "drop")] == [None, None, None]
+
+
+def test_a_reference_that_is_not_a_model_is_compared_with_and_not_listed(
+    exported: Path, digit_files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (exported / "model.onnx", "--reference", exported / "float.onnx", "--data", digit_files)
+    (only,) = evaluated(capsys, *arguments)
+    assert only["path"] == str(exported / "model.onnx")
+    assert only["kl"] > 0
+    assert cli.main(["eval", *map(str, arguments)]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert len(table) == 3
+    assert "float.onnx" in table[1]
+    assert "reference" in table[1]
+
+
+def test_without_labels_there_is_agreement_only(
+    exported: Path, digit_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(digit_files / "00.png", tmp_path)
+    arguments = (exported / "model.onnx", "--data", tmp_path)
+    (only,) = evaluated(capsys, *arguments, "--reference", exported / "float.onnx")
+    assert only["agreement"] == 100.0
+    assert [only[name] for name in ("top1", "top5", "drop")] == [None, None, None]
+    assert "has no labels, and nothing to compare" in refused(capsys, "eval", *arguments)
+
+
+def test_the_embedded_model_brings_its_own_images(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (only,) = evaluated(capsys, exported / "model.onnx", "--images", 40)
+    assert only["images"] == 40
+    assert only["top1"] > 90
+
+
+def test_where_keeps_the_rows_asked_for(exported: Path, digit_files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = exported / "model.onnx"
+    assert evaluated(capsys, model, "--data", digit_files, "--where", "fold=2")[0]["images"] == 8
+    for where, said in {
+        "fold=9": "none of its 24 rows is asked for",
+        "year=1": "no column 'year' for --where; its columns are file, index, fold",
+        "fold": "expected COLUMN=VALUE",
+    }.items():
+        assert said in refused(capsys, "eval", model, "--data", digit_files, "--where", where)
+    assert "--where needs a labels.csv" in refused(capsys, "eval", model, "--where", "fold=2")
+
+
+def test_corrupt_images_are_skipped_and_counted_out(
+    exported: Path, digit_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    folder = tmp_path / "digits"
+    shutil.copytree(digit_files, folder)
+    for name in ("00.png", "07.png"):
+        (folder / name).write_bytes(b"\x89PNG but not really")
+    assert evaluated(capsys, exported / "model.onnx", "--data", folder)[0]["images"] == 22
+    assert len(caplog.records) == 1
+    assert "skipped 2 unreadable images, the first is" in caplog.text
+
+
+def test_a_folder_of_corrupt_images_is_refused_in_one_line(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(b"nothing")
+    message = refused(capsys, "eval", exported / "model.onnx", "--data", tmp_path)
+    assert "0 readable images" in message
+    assert "3 could not be read" in message
+    assert not caplog.records
+
+
+def test_an_empty_or_absent_folder_is_refused(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = exported / "model.onnx"
+    assert "holds no image files" in refused(capsys, "eval", model, "--data", tmp_path)
+    assert "does not exist" in refused(capsys, "eval", model, "--data", tmp_path / "absent")
+
+
+@pytest.mark.parametrize("label", [10, -1])
+def test_labels_beyond_the_models_classes_are_refused(
+    label: int, exported: Path, digit_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "digits"
+    shutil.copytree(digit_files, folder)
+    text = (folder / "labels.csv").read_text().splitlines()
+    text[-1] = f"23.png,{label},2"
+    (folder / "labels.csv").write_text("\n".join(text))
+    message = refused(capsys, "eval", exported / "model.onnx", "--data", folder)
+    assert f"has the label {label}" in message
+    assert "classes 0..9" in message
+
+
+def test_a_model_without_metadata_is_refused(
+    exported: Path, digit_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = without_metadata(exported / "model.onnx", tmp_path / "bare.onnx")
+    message = refused(capsys, "eval", path, "--data", digit_files)
+    assert "does not say how its images are prepared" in message
+    assert "give a file that ptq4vit-onnx export has written" in message
+
+
+def test_unusable_metadata_is_refused(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = "ptq4vit_onnx.preprocessing"
+    for value in ("{}", "not JSON", '{"size": 3}'):
+        path = without_metadata(exported / "model.onnx", tmp_path / "odd.onnx", key, value)
+        assert "unusable metadata ptq4vit_onnx.preprocessing" in refused(capsys, "eval", path)
+
+
+def test_files_that_are_no_models_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.onnx").write_text("hello")
+    assert "is not an ONNX file" in refused(capsys, "eval", tmp_path / "text.onnx")
+    assert "No such file" in refused(capsys, "eval", tmp_path / "absent.onnx")
+
+
+def test_a_reference_of_another_model_is_refused(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = without_metadata(exported / "float.onnx", tmp_path / "float.onnx", "ptq4vit_onnx.model", "deit_t")
+    message = refused(capsys, "eval", exported / "model.onnx", "--reference", path)
+    assert "is deit_t, but" in message
+    assert "give the float.onnx of the same export" in message
+
+
+def test_images_come_in_chunks_and_lose_nothing(exported: Path, digit_files: Path, tmp_path: Path) -> None:
+    model = read_model_file(exported / "model.onnx")
+    rows = ["file,index"]
+    for number in range(AT_ONCE + 6):
+        shutil.copy(digit_files / f"{number % 24:02}.png", tmp_path / f"{number}.png")
+        rows.append(f"{number}.png,{number % 10}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    stream = open_images(ImageSource(tmp_path), model, lambda items, _title: items)
+    chunks = list(stream.chunks)
+    whole = load_images(tmp_path, model.preprocessing)
+    assert [len(chunk) for chunk in chunks] == [AT_ONCE, 6]
+    assert whole.labels is not None
+    assert np.array_equal(np.concatenate([chunk.images for chunk in chunks]), whole.images)
+    labels = [chunk.labels for chunk in chunks if chunk.labels is not None]
+    assert np.array_equal(np.concatenate(labels), whole.labels)
+
+
+def test_eval_and_parity_never_import_torch(exported: Path) -> None:
+    model, reference = str(exported / "model.onnx"), str(exported / "float.onnx")
+    script = (
+        "import sys\nfrom ptq4vit_onnx import cli\n"
+        f"common = ['--reference', {reference!r}, '--images', '4', '--threads', '1']\n"
+        f"for command in ('eval', 'parity'): assert cli.main([command, {model!r}, *common]) == 0\n"
+        "assert not {'torch', 'timm'} & set(sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr

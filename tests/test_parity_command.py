@@ -1,0 +1,217 @@
+"""`parity`: exit codes, the site it names, and the files it writes for CI."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from ptq4vit_onnx import cli
+
+CHECKS = ["kernels", "saturation", "sites", "agreement", "kl", "drop"]
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def lines_of(capsys: pytest.CaptureFixture[str], code: int, *arguments: Any) -> list[str]:
+    """What `parity` prints, given that it exits with `code`."""
+    assert cli.main(["parity", "--threads", "1", *map(str, arguments)]) == code
+    return capsys.readouterr().out.splitlines()
+
+
+def statuses(lines: list[str]) -> dict[str, str]:
+    return {line.split()[1]: line.split()[0] for line in lines if not line.startswith("first divergent")}
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
+    """The one line of a refused call."""
+    try:
+        code: Any = cli.main(["parity", *map(str, arguments)])
+    except SystemExit as stop:
+        code = stop.code
+    printed = capsys.readouterr()
+    assert (code, printed.out) == (2, "")
+    assert printed.err.count("\n") == 1, printed.err
+    return printed.err
+
+
+def with_metadata(path: Path, out: Path, key: str, value: str) -> Path:
+    model = onnx.load(path)
+    next(entry for entry in model.metadata_props if entry.key == key).value = value
+    onnx.save(model, out)
+    return out
+
+
+def with_constant(path: Path, out: Path, node: str, position: int, change: Any) -> Path:
+    """A copy of a model in which one constant input of one node is changed."""
+    model = onnx.load(path)
+    reader = next(item for item in model.graph.node if item.name == node)
+    old = next(item for item in model.graph.initializer if item.name == reader.input[position])
+    changed = np.asarray(change(numpy_helper.to_array(old)), numpy_helper.to_array(old).dtype)
+    model.graph.initializer.append(numpy_helper.from_array(changed, "changed"))
+    reader.input[position] = "changed"
+    onnx.save(model, out)
+    return out
+
+
+@pytest.fixture
+def files(exported: Path, digit_files: Path) -> list[Any]:
+    """model, its reference, and images with labels"""
+    return [exported / "model.onnx", "--reference", exported / "float.onnx", "--data", digit_files]
+
+
+def test_a_right_model_passes_every_check(files: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(capsys, 0, *files, "--max-drop", "0.5", "--max-kl", "0.1")
+    assert statuses(lines) == dict.fromkeys(CHECKS, "passed")
+    assert "44 of 44 products in integers" in lines[0]
+
+
+def test_without_a_plan_what_needs_one_is_skipped(
+    files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = shutil.copy(files[0], tmp_path)
+    found = statuses(lines_of(capsys, 0, alone, *files[1:]))
+    assert found["sites"] == found["saturation"] == "skipped"
+    assert found["kernels"] == found["agreement"] == "passed"
+    plan = files[0].with_name("plan.json")
+    assert statuses(lines_of(capsys, 0, alone, *files[1:], "--plan", plan))["sites"] == "passed"
+
+
+def test_a_limit_that_is_not_reached_fails_and_names_a_site(
+    files: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = lines_of(capsys, 1, *files, "--max-kl", "0")
+    assert statuses(lines)["kl"] == "failed"
+    assert lines[-1].startswith("first divergent site: ")
+
+
+def test_a_damaged_norm_shows_at_the_first_site_behind_it(
+    files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every product is still exact: only the distance from the float model tells where it went wrong."""
+    plan = ("--plan", files[0].with_name("plan.json"))
+    wrong = with_constant(
+        files[0], tmp_path / "m.onnx", "blocks.3.norm1/LayerNormalization", 1, lambda weight: -3 * weight
+    )
+    lines = lines_of(capsys, 1, wrong, *files[1:], *plan)
+    assert statuses(lines)["sites"] == "passed"
+    assert statuses(lines)["agreement"] == "failed"
+    assert lines[-1].startswith("first divergent site: blocks.3.attn.qkv: ")
+
+
+def test_a_damaged_weight_is_named(files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def moved(codes: Any) -> Any:
+        return np.where(np.arange(codes.size).reshape(codes.shape) == 7, codes // 2 + 1, codes)
+
+    model = onnx.load(files[0])
+    product = next(node for node in model.graph.node if node.name == "blocks.2.mlp.fc1/MatMul")
+    maker = next(node for node in model.graph.node if product.input[1] in node.output)
+    wrong = with_constant(files[0], tmp_path / "m.onnx", maker.name, 0, moved)
+    lines = lines_of(capsys, 1, wrong, *files[1:], "--plan", files[0].with_name("plan.json"))
+    assert statuses(lines)["sites"] == "failed"
+    assert lines[-1].startswith("first divergent site: blocks.2.mlp.fc1: ")
+
+
+def test_a_float_model_is_no_integer_model(files: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(capsys, 1, files[2], *files[1:])
+    assert statuses(lines)["kernels"] == "failed"
+    assert lines[-1].startswith("first divergent site: patch_embed.proj: ")
+
+
+def test_logits_that_are_not_finite_fail(files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = with_constant(files[0], tmp_path / "m.onnx", "head/Add", 1, lambda bias: np.nan * bias)
+    lines = lines_of(capsys, 1, wrong, *files[1:])
+    assert "the logits are not finite" in "".join(lines)
+
+
+def test_junit_and_json_hold_every_check(files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = ["--junit", tmp_path / "parity.xml", "--json", tmp_path / "parity.json"]
+    lines_of(capsys, 1, *files, *outputs, "--max-kl", "0")
+    suite = ElementTree.parse(tmp_path / "parity.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("6", "1", "0")
+    assert [case.get("name") for case in suite.iter("testcase")] == CHECKS
+    (failure,) = suite.iter("failure")
+    assert "KL" in (failure.get("message") or "")
+    assert "first divergent site: " in (failure.text or "")
+    data = json.loads((tmp_path / "parity.json").read_text())
+    assert data["passed"] is False
+    assert [check["name"] for check in data["checks"]] == CHECKS
+    assert data["checks"][4]["limit"] == 0
+    assert data["images"] == 24
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["parity.json", "parity.xml"]
+
+
+def test_a_result_that_cannot_be_written_is_one_line(
+    files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "cannot write" in refused(capsys, *files, "--junit", tmp_path / "absent" / "parity.xml")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("ptq4vit_onnx.model", "deit_t", "is deit_t, but"),
+        ("ptq4vit_onnx.weights_sha256", "0" * 64, "has other weights of vit_digits (000000000000)"),
+    ],
+)
+def test_a_reference_of_another_model_is_refused(
+    key: str, value: str, said: str, files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = with_metadata(files[2], tmp_path / "float.onnx", key, value)
+    assert said in refused(capsys, files[0], "--reference", other)
+
+
+def test_a_plan_of_another_model_is_refused(
+    files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = json.loads(files[0].with_name("plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps({**plan, "weights": "0" * 64}))
+    message = refused(capsys, *files, "--plan", tmp_path / "plan.json")
+    assert "give the plan.json of the same export" in message
+
+
+def test_a_drop_cannot_be_limited_without_labels(
+    files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(files[4] / "00.png", tmp_path)
+    unlabelled = [*files[:4], tmp_path]
+    assert "--max-drop needs labels" in refused(capsys, *unlabelled, "--max-drop", "1")
+    assert statuses(lines_of(capsys, 0, *unlabelled))["drop"] == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--min-agreement", "99"], "expected a share from 0 to 1"),
+        (["--min-agreement", "most"], "expected a number of at least 0, got most"),
+        (["--max-drop", "-1"], "expected a number of at least 0"),
+        (["--plan", "absent.json"], "cannot read plan absent.json"),
+        (["--data", "absent"], "does not exist"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_in_the_call_is_one_line(
+    arguments: list[str], said: str, files: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(capsys, *files, *arguments)
+
+
+def test_the_workflow_in_the_docs_calls_commands_that_exist() -> None:
+    yaml = pytest.importorskip("yaml")
+    workflow = yaml.safe_load((ROOT / "docs" / "github-actions.yml").read_text())
+    steps = workflow["jobs"]["parity"]["steps"]
+    text = "\n".join(step.get("run", "").replace("\\\n", " ") for step in steps)
+    for name, value in workflow["env"].items():
+        text = text.replace(f"${name}", str(value))
+    calls = [shlex.split(line.partition(">>")[0])[1:] for line in text.splitlines() if line.startswith("ptq4vit")]
+    assert [call[0] for call in calls] == ["export", "parity", "eval"]
+    for call in calls:
+        assert cli.build_parser().parse_args(call).command
