@@ -2,8 +2,9 @@
 
     python benchmarks/all_models.py [--model NAME ...] [--bits 8 6] [--images 2]
 
-Prints one Markdown row per model and width: sites found, float parity, products in integers, products equal to integer
-arithmetic, distance of the logits from the simulator, file sizes, peak memory. Stops where parity fails.
+Calibration is cut short (three candidates): with random weights only structure and parity count. Prints one Markdown
+row per model and width: sites found, float parity, products in integers, products equal to integer arithmetic, distance
+of the logits from the simulator, file sizes, peak memory. Stops where parity fails.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def rows(name: str, bits: list[int], count: int, folder: Path) -> None:
     parity = float_parity(model, float_path, images.images)
     for k in bits:
         started = time.perf_counter()
-        options = Options(weight_bits=k, activation_bits=k, images=count, candidates=20, rounds=1)
+        options = Options(weight_bits=k, activation_bits=k, images=count, twin="both", candidates=3, rounds=1)
         found = calibrate(record(model.module, torch.from_numpy(images.images)), options)
         plan = ScalePlan(
             name, model.fingerprint, images.fingerprint, options.to_data(), versions(),

@@ -1,0 +1,98 @@
+"""Real photos through ONNX Runtime in integers: accuracy, distance from the simulator, exactness of every product.
+
+    python benchmarks/integer_accuracy.py --model vit_t deit_t --bits 8 6 4 [--paper] [--save DIR]
+
+One Markdown row per model and width. Calibrated on 32 photos, measured on the validation photos of the folds given; the
+simulator and ONNX Runtime see the same photos. "itself": the simulator against itself with last bits nudged, the best
+agreement that two implementations of the float operations in between can be expected to reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks import real_data
+from ptq4vit_onnx import metrics
+from ptq4vit_onnx.calibrate import calibrate
+from ptq4vit_onnx.float_export import export_float
+from ptq4vit_onnx.kernels import audit
+from ptq4vit_onnx.options import Options
+from ptq4vit_onnx.pipeline import save_model, versions
+from ptq4vit_onnx.plan import ScalePlan
+from ptq4vit_onnx.products import discover
+from ptq4vit_onnx.prove import quantize_model
+from ptq4vit_onnx.report import file_bytes
+from ptq4vit_onnx.runtime import optimised_model, run
+from ptq4vit_onnx.simulate import simulate
+from ptq4vit_onnx.site_outputs import FloatSites
+from ptq4vit_onnx.site_parity import check_sites
+from ptq4vit_onnx.tape import record
+
+COLUMNS = ("model", "bits", "float top-1", "simulated", "ONNX Runtime", "agreement with simulator", "itself",
+           "agreement with float", "KL", "in integers", "exact", "MB (float)")  # fmt: skip
+
+
+def rows(name: str, bits: list[int], folds: list[int], limit: int | None, paper: bool, folder: Path) -> None:
+    model = real_data.load_model(name)
+    calibration = real_data.calibration_images(model)
+    sets = [real_data.validation_images(model, fold, limit) for fold in folds]
+    images = np.concatenate([item.images for item in sets])
+    labels = np.concatenate([item.labels for item in sets if item.labels is not None])
+    sites = discover(model.module, torch.from_numpy(images[:1]))
+    float_model = export_float(model, sites)
+    float_path = save_model(float_model, folder / f"{name}.float.onnx")
+    reference = run(float_path, images)
+    for k in bits:
+        width: dict[str, Any] = {"weight_bits": k, "activation_bits": k}
+        options = Options.paper(**width) if paper else Options(**width)
+        found = calibrate(record(model.module, torch.from_numpy(calibration.images)), options)
+        plan = ScalePlan(
+            name, model.fingerprint, calibration.fingerprint, options.to_data(), versions(),
+            {site.name: found[site.name] for site in sites},
+        )  # fmt: skip
+        plan.save(folder / f"{name}.{options.label}.plan.json")
+        path, _ = quantize_model(float_model, plan, folder / f"{name}.{options.label}.onnx")
+        optimised = optimised_model(path)
+        kernels = audit(path, plan, optimised)
+        kernels.require_exact()
+        parity = check_sites(path, plan, calibration.images[:2], FloatSites(float_path), optimised)
+        simulated, nudged = simulate(model.module, plan, images), simulate(model.module, plan, images[:200], nudge=True)
+        logits = run(path, images)
+        cells = (
+            name, f"W{k}A{k}", f"{metrics.top1(reference, labels):.1f}", f"{metrics.top1(simulated, labels):.1f}",
+            f"{metrics.top1(logits, labels):.1f}", f"{metrics.agreement(logits, simulated):.1f}",
+            f"{metrics.agreement(nudged, simulated[:200]):.1f}", f"{metrics.agreement(logits, reference):.1f}",
+            f"{metrics.mean_kl(reference, logits):.4f}", str(kernels).partition(" products")[0],
+            f"{sum(site.exact for site in parity)} of {len(parity)}",
+            f"{file_bytes(path) / 1e6:.1f} ({file_bytes(float_path) / 1e6:.1f})",
+        )  # fmt: skip
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", default=["vit_t", "deit_t"], choices=sorted(real_data.WEIGHTS))
+    parser.add_argument("--bits", nargs="+", type=int, default=[8, 6, 4])
+    parser.add_argument("--fold", nargs="+", type=int, default=[3])
+    parser.add_argument("--limit", type=int, help="photos per fold")
+    parser.add_argument("--paper", action="store_true", help="the published form instead of the defaults")
+    parser.add_argument("--save", type=Path, help="keep models and plans in this folder")
+    parsed = parser.parse_args()
+    print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = parsed.save or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in parsed.model:
+            rows(name, parsed.bits, parsed.fold, parsed.limit, parsed.paper, folder)
+
+
+if __name__ == "__main__":
+    main()
