@@ -70,11 +70,11 @@ def find(name: str) -> ModelSpec | None:
 
 def closest(name: str, known: list[str], count: int = 3) -> list[str]:
     """Up to `count` known names that resemble `name`, best first."""
-    return difflib.get_close_matches(name.lower(), known, count, cutoff=0.5)
+    return difflib.get_close_matches(name.lower(), known, count, cutoff=0.6)
 
 
 def unknown_model(name: str, known: list[str] | None = None) -> UserError:
     """The error for a name that is neither ours nor timm's."""
-    near = closest(name, [*(spec.name for spec in SPECS), *(known or [])])
+    near = closest(name, [spec.name for spec in SPECS]) or closest(name, known or [])
     hint = f"; closest are {', '.join(near)}" if near else ""
     return UserError(f"no model named {name!r}{hint} (all: ptq4vit-onnx models)")

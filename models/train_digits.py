@@ -229,9 +229,7 @@ def fit(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Non
         order = torch.randperm(len(images), generator=generator)
         for chosen in torch.split(order, recipe.batch_size):
             batch = normalise(augment(images[chosen], recipe, generator))
-            loss = functional.cross_entropy(
-                model(batch), labels[chosen], label_smoothing=recipe.label_smoothing
-            )
+            loss = functional.cross_entropy(model(batch), labels[chosen], label_smoothing=recipe.label_smoothing)
             optimiser.zero_grad()
             torch.autograd.backward(loss)
             nn.utils.clip_grad_norm_(model.parameters(), recipe.gradient_norm)
@@ -239,9 +237,7 @@ def fit(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Non
             schedule.step()
             total += loss.item() * len(chosen)
         if (epoch + 1) % 10 == 0:
-            print(
-                f"  epoch {epoch + 1:3d}/{recipe.epochs}  training loss {total / len(images):.4f}", flush=True
-            )
+            print(f"  epoch {epoch + 1:3d}/{recipe.epochs}  training loss {total / len(images):.4f}", flush=True)
 
 
 def top1(model: nn.Module, images: Tensor, labels: Tensor) -> float:

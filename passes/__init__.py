@@ -93,9 +93,7 @@ def quantize(float_model: Any, plan: ScalePlan) -> tuple[Any, PassReport]:
 def _with_shapes(model: Any) -> Any:
     """The model with the shape of every tensor: inferred, which takes seconds, only where one is missing."""
     graph = model.graph
-    known = {
-        item.name for item in (*graph.value_info, *graph.output) if item.type.tensor_type.HasField("shape")
-    }
+    known = {item.name for item in (*graph.value_info, *graph.output) if item.type.tensor_type.HasField("shape")}
     complete = all(name in known for node in graph.node for name in node.output)
     return model if complete else onnx.shape_inference.infer_shapes(model)
 

@@ -49,9 +49,7 @@ def _site_names(model: Any, scopes: list[str], sites: Sequence[Site]) -> dict[in
                 f"cannot bind sites in {scope or 'the model'}: torch computed {len(expected[scope])} "
                 f"products ({', '.join(expected[scope]) or 'none'}), the ONNX graph has {len(found[scope])}"
             )
-    return {
-        index: name for scope in expected for index, name in zip(found[scope], expected[scope], strict=True)
-    }
+    return {index: name for scope in expected for index, name in zip(found[scope], expected[scope], strict=True)}
 
 
 def _bias_owner(model: Any, names: dict[int, str], linears: set[str], index: int) -> str | None:

@@ -36,9 +36,7 @@ class EmbedPatches(Pass):
         channels, depth, height, width = weight.values.shape
         rows, columns = self._grid(conv, site)
         shape = integers(0, depth, rows, height, columns, width)
-        patches = work.add(
-            "Reshape", f"{site}/patches/Reshape", [image, work.constant(f"{site}/patches/split", shape)]
-        )
+        patches = work.add("Reshape", f"{site}/patches/Reshape", [image, work.constant(f"{site}/patches/split", shape)])
         patches = work.add("Transpose", f"{site}/patches/Transpose", [patches], perm=[0, 2, 4, 1, 3, 5])
         flat = work.constant(f"{site}/patches/flat", integers(0, rows * columns, depth * height * width))
         patches = work.add("Reshape", f"{site}/patches/Reshape_1", [patches, flat])

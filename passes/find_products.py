@@ -64,6 +64,4 @@ def _check_node(node: Any) -> None:
             f"the model is already quantised: it holds {node.op} {node.name!r}; give the float model instead"
         )
     if node.domain not in (None, "", "ai.onnx"):
-        raise UserError(
-            f"node {node.name!r} is {node.domain}.{node.op}; only standard ONNX operations are supported"
-        )
+        raise UserError(f"node {node.name!r} is {node.domain}.{node.op}; only standard ONNX operations are supported")

@@ -71,9 +71,7 @@ class QuantizeActivations(Pass):
             )
         heads = np.asarray(quantizer.scale, np.float32)
         product.scale_output(heads)
-        return work.add(
-            "Div", f"{name}/Div", [x, work.constant(f"{name}/head_scales", heads.reshape(-1, 1, 1))]
-        )
+        return work.add("Div", f"{name}/Div", [x, work.constant(f"{name}/head_scales", heads.reshape(-1, 1, 1))])
 
 
 def choose_sign(work: Work, product: Product, x: Any, codes: ByteCodes, name: str) -> tuple[Any, ByteCodes]:

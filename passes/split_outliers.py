@@ -31,11 +31,7 @@ class SplitOutliers(Pass):
         assert outliers is not None
         weight = node.inputs[1].values
         channels = np.asarray(outliers.channels, np.int64)
-        if (
-            len(set(outliers.channels)) != len(channels)
-            or not (channels >= 0).all()
-            or channels.max() >= len(weight)
-        ):
+        if len(set(outliers.channels)) != len(channels) or not (channels >= 0).all() or channels.max() >= len(weight):
             raise self.refuse(
                 site, node.name, f"outlier channels {outliers.channels} are not channels 0..{len(weight) - 1}"
             )
@@ -47,6 +43,4 @@ class SplitOutliers(Pass):
         extra = work.add("MatMul", f"{site}/MatMul.outliers", [lhs, rhs])
         node.inputs[1] = gs.Constant(f"{site}/main/float_weight", main)
         work.append_to(node, "Add", f"{site}/outliers/Add", extra)
-        work.products.append(
-            Product(site, extra.inputs[0], product.plan, outliers.lhs, outliers.rhs, has_weight=True)
-        )
+        work.products.append(Product(site, extra.inputs[0], product.plan, outliers.lhs, outliers.rhs, has_weight=True))

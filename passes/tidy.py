@@ -23,9 +23,7 @@ class Tidy(Pass):
         graph = work.graph.toposort()
         ends = {id(item) for item in (*graph.inputs, *graph.outputs)}
         inner = [
-            tensor
-            for tensor in graph.tensors().values()
-            if isinstance(tensor, gs.Variable) and id(tensor) not in ends
+            tensor for tensor in graph.tensors().values() if isinstance(tensor, gs.Variable) and id(tensor) not in ends
         ]
         for tensor in inner:
             tensor.dtype = tensor.shape = None

@@ -50,9 +50,7 @@ def trace_columns(end: Any, head_count: int) -> Trace | None:
             factor = np.float32(factor * number)
         tensor = next(item for item in node.inputs if not isinstance(item, gs.Constant))
     heads = _heads_of_columns(tensor, end, moves, multiplications, head_count)
-    return (
-        heads if heads is None else Trace(tensor, tuple(moves), tuple(multiplications), float(factor), heads)
-    )
+    return heads if heads is None else Trace(tensor, tuple(moves), tuple(multiplications), float(factor), heads)
 
 
 def moves_data(node: Any) -> bool:
@@ -101,9 +99,7 @@ def _run(moves: list[Any], multiplications: list[Any], source: Any, end: Any, nu
         for item in node.inputs[1:]:
             constants[item.name] = onnx.numpy_helper.from_array(np.asarray(item.values), item.name)
         inputs = [name(node.inputs[0]), *(item.name for item in node.inputs[1:])]
-        nodes.append(
-            onnx.helper.make_node(node.op, inputs, [item.name for item in node.outputs], **node.attrs)
-        )
+        nodes.append(onnx.helper.make_node(node.op, inputs, [item.name for item in node.outputs], **node.attrs))
     value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
         nodes,

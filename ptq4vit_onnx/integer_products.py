@@ -18,9 +18,7 @@ from onnx import TensorProto, numpy_helper
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-INTEGER_KERNELS = frozenset(
-    {"MatMulIntegerToFloat", "QLinearMatMul", "QGemm", "MatMulInteger", "QLinearConv"}
-)
+INTEGER_KERNELS = frozenset({"MatMulIntegerToFloat", "QLinearMatMul", "QGemm", "MatMulInteger", "QLinearConv"})
 FLOAT_KERNELS = frozenset({"MatMul", "Gemm", "Conv", "FusedMatMul", "FusedGemm", "FusedConv", "MatMulNBits"})
 # kernels that quantise while running: their codes are not the plan's
 OTHER_KERNELS = frozenset({"DynamicQuantizeMatMul", "ConvInteger", "MatMulIntegerToFloat16", "QAttention"})

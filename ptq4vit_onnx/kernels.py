@@ -99,9 +99,7 @@ class KernelAudit:
         }
 
 
-def audit(
-    model: Model, plan: ScalePlan | None = None, optimised: onnx.ModelProto | None = None
-) -> KernelAudit:
+def audit(model: Model, plan: ScalePlan | None = None, optimised: onnx.ModelProto | None = None) -> KernelAudit:
     """Find each planned product of `model` in the graph that ONNX Runtime makes of it.
 
     Without a plan, every named product of the model is looked for, and left codes are taken to reach 255:
@@ -114,9 +112,7 @@ def audit(
     return KernelAudit(tuple(found), dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))))
 
 
-def largest_code(
-    index: GraphIndex, product: IntegerProduct, branch: str, site: SitePlan | None, merged: bool
-) -> int:
+def largest_code(index: GraphIndex, product: IntegerProduct, branch: str, site: SitePlan | None, merged: bool) -> int:
     """The largest unsigned left code that can occur: what the graph proves, or the site's quantizer if lower.
 
     The quantizer's bound follows from the zero point that is really in the graph: -x shipped under zero point
@@ -144,9 +140,7 @@ def _highest_unit(quantizer: Quantizer, branch: str, merged: bool) -> int:
     return quantizer.high
 
 
-def _expected(
-    source: GraphIndex, executed: GraphIndex, plan: ScalePlan | None
-) -> list[tuple[ProductName, Any]]:
+def _expected(source: GraphIndex, executed: GraphIndex, plan: ScalePlan | None) -> list[tuple[ProductName, Any]]:
     """Products that must exist, each with its node in the executed graph (None where it is missing).
 
     They are those the model's file names, plus the main product of a planned site that the file does not
@@ -157,9 +151,7 @@ def _expected(
     for name, node in product_nodes(executed):
         by_name.setdefault(name, []).append(node)
     pairs = [
-        (name, found)
-        for name, node in wanted.items()
-        for found in by_name.get(name) or [_by_output(executed, node)]
+        (name, found) for name, node in wanted.items() for found in by_name.get(name) or [_by_output(executed, node)]
     ]
     return pairs + [(name, None) for name in _planned_but_absent(set(wanted), plan)]
 
@@ -214,9 +206,7 @@ def _why_unsafe(index: GraphIndex, name: ProductName, node: Any, plan: ScalePlan
     if codes is None:
         largest = int(min(128, max(np.abs(code_bounds(index, product.rhs)))))
         fits = 2 * bound * largest <= INT16_MAX
-        return (
-            None if fits else f"signed activations up to {largest} next to codes up to {bound}; use u8 x u8"
-        )
+        return None if fits else f"signed activations up to {largest} next to codes up to {bound}; use u8 x u8"
     return _count_pairs(codes.T if product.transpose_rhs else codes, bound)
 
 

@@ -10,6 +10,7 @@ import re
 import socket
 import sys
 import urllib.parse
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -65,9 +66,7 @@ def timm_architectures() -> set[str]:
     return {name for file in files for name in pattern.findall(file.read_text(encoding="utf-8"))}
 
 
-def load(
-    spec: ModelSpec, checkpoint: Path | None = None, random_weights: bool = False, seed: int = 0
-) -> LoadedModel:
+def load(spec: ModelSpec, checkpoint: Path | None = None, random_weights: bool = False, seed: int = 0) -> LoadedModel:
     """Build the model and give it weights; a way that cannot serve ends in one line that says what can."""
     if checkpoint is not None and random_weights:
         raise UserError("--checkpoint and --random-weights exclude each other; give one of them")
@@ -89,12 +88,8 @@ def _finish(spec: ModelSpec, module: nn.Module, origin: Origin) -> LoadedModel:
     unfuse_attention(module)
     classes = int(getattr(module, "num_classes", 0))
     if classes <= 0:
-        raise UserError(
-            f"{spec.name} has no classifier head; only image classification models can be quantised"
-        )
-    return LoadedModel(
-        spec.name, module, preprocessing_of(spec, module), origin, fingerprint_of(module), classes
-    )
+        raise UserError(f"{spec.name} has no classifier head; only image classification models can be quantised")
+    return LoadedModel(spec.name, module, preprocessing_of(spec, module), origin, fingerprint_of(module), classes)
 
 
 def build(spec: ModelSpec, classes: int | None = None) -> nn.Module:
@@ -194,10 +189,10 @@ def read_state(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"no checkpoint at {path}; give a .safetensors, .pth, .pt or .bin file")
     try:
-        if path.suffix.lower() == ".safetensors":
-            data = load_file(path)
-        else:
-            data = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's advice about pickles is not for our user
+            is_safe = path.suffix.lower() == ".safetensors"
+            data = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(
             f"checkpoint {path} is not a plain file of tensors: loading it would run code from it or it is "

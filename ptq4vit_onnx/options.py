@@ -59,9 +59,7 @@ class Options:
             raise UserError(f"alpha {self.alpha} and beta {self.beta} are not 0 <= alpha < beta")
         for name, kind in _CHOICES.items():
             if getattr(self, name) not in get_args(kind):
-                raise UserError(
-                    f"{name} is {getattr(self, name)!r}; expected one of {', '.join(get_args(kind))}"
-                )
+                raise UserError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(get_args(kind))}")
 
     @classmethod
     def base(cls, **changes: Any) -> Options:

@@ -86,9 +86,5 @@ def _existing_parent(folder: Path) -> Path:
 
 
 def _write_error(path: Path, error: OSError) -> UserError:
-    what = (
-        "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else (error.strerror or str(error))
-    )
-    return UserError(
-        f"cannot write {path}: {what}; nothing was left behind, give another --output or make room"
-    )
+    what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else (error.strerror or str(error))
+    return UserError(f"cannot write {path}: {what}; nothing was left behind, give another --output or make room")

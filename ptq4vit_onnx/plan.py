@@ -73,10 +73,8 @@ class ScalePlan:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise UserError(
-                f"cannot read plan {path}: {error.strerror}; give the plan.json of an export"
-            ) from error
-        except ValueError as error:
+            raise UserError(f"cannot read plan {path}: {error.strerror}; give the plan.json of an export") from error
+        except (ValueError, RecursionError) as error:
             raise UserError(f"plan {path} is not JSON: {error}; calibrate again without --plan") from error
         try:
             return cls.from_data(data)
@@ -141,8 +139,15 @@ def _parse(kind: Any, data: object, where: str) -> Any:
     if is_dataclass(kind):
         return _parse_dataclass(kind, data, where)
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+        return _as_fraction(data, where)
     return _expect(kind, data, where)
+
+
+def _as_fraction(data: int, where: str) -> float:
+    try:
+        return float(data)
+    except OverflowError as error:
+        raise PlanFieldError(where, "expected float, got a whole number beyond its range") from error
 
 
 def _parse_union(choices: tuple[Any, ...], data: object, where: str) -> Any:
@@ -171,9 +176,28 @@ def _parse_dataclass(kind: Any, data: object, where: str) -> Any:
         raise PlanFieldError(_join(where, missing[0]), "missing")
     values = {name: _parse(hints[name], item, _join(where, name)) for name, item in entries.items()}
     try:
-        return kind(**values)
+        value = kind(**values)
     except ValueError as error:
         raise PlanFieldError(where, str(error)) from error
+    if isinstance(value, SitePlan):
+        _require_consistent(value, where)
+    return value
+
+
+def _require_consistent(site: SitePlan, where: str) -> None:
+    """What the types alone do not say, for a plan edited by hand."""
+    axis = -3 if site.kind == "matmul" else -1
+    for side in ("lhs", "rhs"):
+        quantizer = getattr(site, side)
+        if isinstance(quantizer, (Uniform, Affine)) and len(quantizer.scale) > 1 and quantizer.axis != axis:
+            raise PlanFieldError(
+                _join(where, f"{side}.axis"), f"expected {axis} for the scales of a {site.kind}, got {quantizer.axis}"
+            )
+    for name in ("outliers", "bias_correction"):
+        if site.kind == "matmul" and getattr(site, name) is not None:
+            raise PlanFieldError(_join(where, name), "expected null: a matmul has neither outliers nor a bias")
+    if site.outliers is not None and not site.outliers.channels:
+        raise PlanFieldError(_join(where, "outliers.channels"), "expected at least one channel")
 
 
 def _one_of(allowed: tuple[Any, ...], data: object, where: str) -> Any:

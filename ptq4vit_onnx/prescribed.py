@@ -21,9 +21,7 @@ def sides_of(name: ProductName, site: SitePlan) -> tuple[Quantizer, Uniform]:
     return site.lhs, site.rhs
 
 
-def check_weight(
-    name: ProductName, product: IntegerProduct, codes: Array, site: SitePlan, weight: Array
-) -> str | None:
+def check_weight(name: ProductName, product: IntegerProduct, codes: Array, site: SitePlan, weight: Array) -> str | None:
     """The kernel's integer weights are those that ship. weight: the float model's [inputs, outputs]."""
     lhs, rhs = sides_of(name, site)
     expected, _ = ship_weight(_rows_of(name, site, weight), lhs, rhs)
@@ -34,9 +32,7 @@ def check_weight(
     return f"{wrong} of {expected.size} weight codes are not the plan's" if wrong else None
 
 
-def check_weight_scale(
-    name: ProductName, product: IntegerProduct, plan: ScalePlan, outputs: int
-) -> str | None:
+def check_weight_scale(name: ProductName, product: IntegerProduct, plan: ScalePlan, outputs: int) -> str | None:
     """The kernel's weight scales are the plan's, times the heads' factors where a fused qkv carries them."""
     _, rhs = sides_of(name, plan.sites[name.site])
     factor = column_factors(product.rhs_scale, rhs, outputs)
@@ -87,9 +83,7 @@ def check_step(quantizer: Uniform | Affine, path: CodePath) -> str | None:
     return f"codes are in steps of {scale:.9g}, the plan's are {quantizer.scale[0]:.9g}"
 
 
-def check_codes(
-    quantizer: Uniform | Affine, path: CodePath, floats: Array, codes: Array, zero: Array
-) -> str | None:
+def check_codes(quantizer: Uniform | Affine, path: CodePath, floats: Array, codes: Array, zero: Array) -> str | None:
     """The codes that arrive are those the quantizer gives for the floats that entered QuantizeLinear.
 
     zero: the product's zero point.
@@ -141,9 +135,7 @@ def check_channels(index: GraphIndex, lhs: str, channels: tuple[int, ...]) -> st
     picked = index.constant(node.input[1]) if node is not None else None
     if picked is not None and tuple(picked.reshape(-1)) == channels:
         return None
-    return (
-        f"outlier channels are {None if picked is None else picked.tolist()}, the plan's are {list(channels)}"
-    )
+    return f"outlier channels are {None if picked is None else picked.tolist()}, the plan's are {list(channels)}"
 
 
 def check_twin(quantizer: Quantizer, x: Array, branches: list[tuple[IntegerProduct, Array]]) -> str | None:

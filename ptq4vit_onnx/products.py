@@ -25,7 +25,7 @@ _CONV = {F.conv2d, torch.conv2d}
 _MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 _SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
 _GELU = {F.gelu}
-_TRANSPARENT = {F.dropout, torch.dropout, Tensor.contiguous, Tensor.float}
+_TRANSPARENT = {F.dropout, torch.dropout, Tensor.contiguous, Tensor.float, Tensor.to, Tensor.type_as}
 _OPAQUE = {
     F.scaled_dot_product_attention,
     F.multi_head_attention_forward,
@@ -234,7 +234,6 @@ def discover(model: nn.Module, image: Tensor) -> list[Site]:
         model(image)
     if not any(site.kind == "matmul" for site in sites.values()):
         raise UserError(
-            "cannot quantise this model: no attention products (Q@K^T, P@V) were found in it; "
-            "use a ViT, DeiT or Swin"
+            "cannot quantise this model: no attention products (Q@K^T, P@V) were found in it; use a ViT, DeiT or Swin"
         )
     return list(sites.values())

@@ -278,6 +278,7 @@ def _check(bits: int, scale: tuple[float, ...]) -> None:
     if not scale:
         raise ValueError("scale is empty, expected one value or one per group")
     values = np.asarray(scale, np.float64)
-    wrong = ~(np.isfinite(values) & (values > 0) & (values.astype(np.float32) == values))
+    with np.errstate(over="ignore"):  # a value beyond float32 becomes infinite, which equals no finite one
+        wrong = ~(np.isfinite(values) & (values > 0) & (values.astype(np.float32) == values))
     if wrong.any():
         raise ValueError(f"scale {scale[int(wrong.argmax())]!r} is not a positive float32 value")

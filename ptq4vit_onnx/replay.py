@@ -127,9 +127,7 @@ class _SiteOutputs:
     def of(self, images: Array) -> dict[str, Array]:
         values = self._inside.values(images)
         return {
-            site: (values[tensor] / self._factors[site]).astype(np.float32)
-            if site in self._factors
-            else values[tensor]
+            site: (values[tensor] / self._factors[site]).astype(np.float32) if site in self._factors else values[tensor]
             for site, tensor in self._tensors.items()
         }
 

@@ -45,6 +45,3 @@ class Journal:
     def add(self, name: str, plan: SitePlan) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([name, plain(plan)]) + "\n")
-
-    def drop(self) -> None:
-        self.path.unlink(missing_ok=True)

@@ -25,9 +25,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Model: TypeAlias = Path | bytes | onnx.ModelProto
 Progress: TypeAlias = Callable[[int], None]  # called with the number of images done since the last call
 
-PROTOBUF_LIMIT = (
-    2**31 - 2**20
-)  # a protobuf message must stay below 2 GB; the graph itself needs a little room
+PROTOBUF_LIMIT = 2**31 - 2**20  # a protobuf message must stay below 2 GB; the graph itself needs a little room
 _CPU_ONLY = ["CPUExecutionProvider"]
 _QUIET = 3  # ONNX Runtime's severity level "error"
 
@@ -97,9 +95,7 @@ def run_once(runner: Any, feeds: dict[str, Array], names: list[str] | None = Non
             not isinstance(want, int) or want == got for want, got in zip(wanted.shape, shape, strict=True)
         )
         if not fits:
-            raise UserError(
-                f"the model's input {wanted.name!r} is {wanted.shape}, got images of {list(shape)}"
-            )
+            raise UserError(f"the model's input {wanted.name!r} is {wanted.shape}, got images of {list(shape)}")
     return runner.run(names, feeds)  # type: ignore[no-any-return]
 
 

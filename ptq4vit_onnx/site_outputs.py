@@ -18,9 +18,7 @@ from ptq4vit_onnx.runtime import Model, load, run_once, session, static_batch
 _COMPUTING_OPS = frozenset({"Add", "Sub", "Mul", "MatMul", "Gemm", "Conv", "Sum"})
 
 
-def fetch(
-    model: onnx.ModelProto, names: list[str], images: Array, optimise: bool = False
-) -> dict[str, Array]:
+def fetch(model: onnx.ModelProto, names: list[str], images: Array, optimise: bool = False) -> dict[str, Array]:
     """The values of tensors `names` for `images` [n, channels, height, width]; none for no names."""
     return Inside(model, names, optimise).values(images) if names else {}
 
@@ -66,9 +64,7 @@ class FloatSites:
 
     def __init__(self, model: Model) -> None:
         self._index = GraphIndex(load(model))
-        self._nodes = {
-            name.site: node for node in self._index.nodes if (name := parse_name(node.name)) is not None
-        }
+        self._nodes = {name.site: node for node in self._index.nodes if (name := parse_name(node.name)) is not None}
 
     def weight(self, site: str) -> Array:
         """[inputs, outputs], whichever node computes the site; a convolution's inputs as in its kernel."""

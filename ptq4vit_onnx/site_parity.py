@@ -144,9 +144,7 @@ class _SiteTask:
             findings["scale"] = prescribed.check_product_scale(product, planned)
         if not name.branch:
             findings.update(self._twin(values) if self._twin_source() else {})
-            findings.update(
-                self._site_output(name, sums, values) if self._site_output_can_be_checked() else {}
-            )
+            findings.update(self._site_output(name, sums, values) if self._site_output_can_be_checked() else {})
         failures = [sentence for sentence in findings.values() if sentence]
         return SiteParity(
             name.site,
@@ -198,9 +196,7 @@ class _SiteTask:
         source = self._twin_source()
         assert source is not None
         branches = [
-            (product, values[product.lhs])
-            for name, product in self.kernels.items()
-            if name.branch in {"", "coarse"}
+            (product, values[product.lhs]) for name, product in self.kernels.items() if name.branch in {"", "coarse"}
         ]
         return {"twin codes": prescribed.check_twin(self.site.lhs, values[source], branches)}
 

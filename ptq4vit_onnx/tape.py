@@ -108,9 +108,7 @@ def record(
         yield from recorder.take()
 
 
-def _forward(
-    model: nn.Module, images: Tensor, segments: list[_Segment], seed: int, labels: Labels, batch: int
-) -> None:
+def _forward(model: nn.Module, images: Tensor, segments: list[_Segment], seed: int, labels: Labels, batch: int) -> None:
     """One pass over all images, cut at the blocks; leaves the loss's gradient in what left the last block."""
     with ExitStack() as stack:
         for segment in segments:

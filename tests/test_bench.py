@@ -53,9 +53,7 @@ def test_models_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name: len(values) for name, values in times.items()} == {"a": 2, "b": 2}
 
 
-def test_a_model_of_fixed_batch_is_not_measured_with_another(
-    linear: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_model_of_fixed_batch_is_not_measured_with_another(linear: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "fixed.onnx"
     onnx.save(linear(batch=2).model, path)
     assert bench({"fixed": path}, batches=(2,), runs=1).timings[0].batch == 2

@@ -36,9 +36,7 @@ def bounds(*nodes: Any) -> tuple[float, float]:
 
 
 def node(op: str, inputs: str, output: str, **attributes: Any) -> Any:
-    return helper.make_node(
-        op, ["" if name == "-" else name for name in inputs.split()], [output], **attributes
-    )
+    return helper.make_node(op, ["" if name == "-" else name for name in inputs.split()], [output], **attributes)
 
 
 QUANTIZE = node("QuantizeLinear", "image scale zero", "codes")

@@ -35,9 +35,7 @@ def test_a_float_bias_that_takes_a_static_product_back_to_float_is_caught(linear
     small = linear(bias_shape=(8,), batch=2)
     report = audit(small.model, small.plan)
     assert report.fell_back == ("fc",)
-    with pytest.raises(
-        ParityError, match=r"0 of 1 products in integers; not in integers: fc/MatMul \(Gemm\)"
-    ):
+    with pytest.raises(ParityError, match=r"0 of 1 products in integers; not in integers: fc/MatMul \(Gemm\)"):
         report.require_integer()
 
 
@@ -84,9 +82,7 @@ def test_a_branch_that_left_the_optimised_graph_is_caught(attention: Callable[..
 def test_a_planned_site_that_the_model_does_not_have_is_caught(linear: Callable[..., Any]) -> None:
     small = linear()
     plan = replace(small.plan, sites={**small.plan.sites, "head": small.plan.sites["fc"]})
-    with pytest.raises(
-        ParityError, match=r"1 of 2 products in integers; not in integers: head/MatMul \(not found\)"
-    ):
+    with pytest.raises(ParityError, match=r"1 of 2 products in integers; not in integers: head/MatMul \(not found\)"):
         audit(small.model, plan).require_integer()
 
 
@@ -102,9 +98,7 @@ def test_weights_that_saturate_on_avx2_are_caught_by_arithmetic(linear: Callable
     codes[4:6, 3] = 65  # 255 * (65 + 65) = 33150 > 32767, in the pair (4, 5)
     codes[7:9, 2] = 127  # rows 7 and 8 are in different pairs: safe
     small = linear(codes=codes)
-    with pytest.raises(
-        ParityError, match=r"fc/MatMul .*: 1 pairs of weights overflow 16 bits next to codes up to 255"
-    ):
+    with pytest.raises(ParityError, match=r"fc/MatMul .*: 1 pairs of weights overflow 16 bits next to codes up to 255"):
         audit(small.model, small.plan).require_exact()
 
 

@@ -28,9 +28,7 @@ def test_run_gives_the_same_for_path_bytes_proto_and_session(
     assert all(np.array_equal(output, outputs[0]) for output in outputs)
 
 
-def test_run_cuts_images_into_batches_and_reports_progress(
-    linear: Callable[..., Any], vectors: Array
-) -> None:
+def test_run_cuts_images_into_batches_and_reports_progress(linear: Callable[..., Any], vectors: Array) -> None:
     images = np.concatenate([vectors, vectors * 0.5, vectors[:1]])
     done: list[int] = []
     outputs = runtime.run(linear().model, images, batch=2, progress=done.append)
@@ -38,9 +36,7 @@ def test_run_cuts_images_into_batches_and_reports_progress(
     assert np.array_equal(outputs, runtime.run(linear().model, images, batch=5))
 
 
-def test_run_fills_the_last_batch_of_a_static_model_and_cuts_it_off(
-    linear: Callable[..., Any], vectors: Array
-) -> None:
+def test_run_fills_the_last_batch_of_a_static_model_and_cuts_it_off(linear: Callable[..., Any], vectors: Array) -> None:
     images = np.concatenate([vectors, vectors[:1] * 0.5])
     outputs = runtime.run(linear(batch=2).model, images, batch=7)
     assert np.array_equal(outputs, runtime.run(linear().model, images))

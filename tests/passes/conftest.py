@@ -40,9 +40,7 @@ class FloatGraph:
     def add(self, name: str, inputs: list[str], outputs: int = 1, **attributes: Any) -> str:
         """`name` is SCOPE/Operation; returns the output's name."""
         operation = name.rpartition("/")[2].partition("_")[0]
-        node = helper.make_node(
-            operation, inputs, [f"{name}:{n}" for n in range(outputs)], name, **attributes
-        )
+        node = helper.make_node(operation, inputs, [f"{name}:{n}" for n in range(outputs)], name, **attributes)
         self.nodes.append(node)
         return f"{name}:0"
 
@@ -97,9 +95,7 @@ def softmax_model(batch: Any = "batch") -> Any:
     graph = FloatGraph()
     probabilities = graph.add("attn/Softmax", ["x"], axis=-1)
     right = graph.add("attn/Slice", ["x", *(graph.integers(n) for n in (0, DEPTH, 3))])
-    return graph.model(
-        graph.add("attn.pv/MatMul", [probabilities, right]), (batch, HEADS, TOKENS * 2, TOKENS * 2)
-    )
+    return graph.model(graph.add("attn.pv/MatMul", [probabilities, right]), (batch, HEADS, TOKENS * 2, TOKENS * 2))
 
 
 def patches_model(batch: Any = "batch", follow: str = "tokens", stride: int = 4) -> Any:
@@ -127,9 +123,7 @@ def attention_model(batch: Any = "batch", normalise_query: bool = False, bias: b
         parts.append(graph.add(f"attn/Squeeze_{n}", [part, graph.integers(0)]))
     query, key, value = parts
     if normalise_query:
-        query = graph.add(
-            "attn.q_norm/LayerNormalization", [query, graph.draw("g", DEPTH), graph.draw("b", DEPTH)]
-        )
+        query = graph.add("attn.q_norm/LayerNormalization", [query, graph.draw("g", DEPTH), graph.draw("b", DEPTH)])
     query = graph.add("attn/Mul", [query, graph.constant("half", np.float32(0.5))])
     key = graph.add("attn/Transpose_1", [key], perm=[0, 1, 3, 2])
     scores = graph.add("attn.qk/MatMul", [query, key])
@@ -223,9 +217,7 @@ def fake_attention(model: Any, x: Array, plan: ScalePlan) -> Array:
     probabilities = (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
     y = pv.lhs.fake_quantize(probabilities) @ pv.rhs.fake_quantize(v)
     y = y.transpose(0, 2, 1, 3).reshape(-1, TOKENS, WIDTH).astype(np.float32)
-    proj = fake_linear(
-        y, weight_of(model, "attn.proj.weight"), sites["attn.proj"].lhs, sites["attn.proj"].rhs
-    )
+    proj = fake_linear(y, weight_of(model, "attn.proj.weight"), sites["attn.proj"].lhs, sites["attn.proj"].rhs)
     return proj + weight_of(model, "attn.proj.bias")
 
 

@@ -37,9 +37,7 @@ def test_a_signed_right_side_never_overflows_int16(largest: int, bits: int, fits
     assert (worst <= 32767) is fits
 
 
-@pytest.mark.parametrize(
-    "twin", [TwinSoftmax(6, 3), TwinSoftmax(8, 1), TwinGelu(6, 0.5, 2), TwinGelu(4, 0.5, 4)]
-)
+@pytest.mark.parametrize("twin", [TwinSoftmax(6, 3), TwinSoftmax(8, 1), TwinGelu(6, 0.5, 2), TwinGelu(4, 0.5, 4)])
 def test_merged_bytes_hold_every_value_of_the_twin(twin: TwinSoftmax | TwinGelu) -> None:
     assert merges(twin, None)
     merged, fine, coarse = merged_bytes(twin), fine_bytes(twin), coarse_bytes(twin)

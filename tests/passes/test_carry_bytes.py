@@ -32,11 +32,7 @@ def moved_linear(moves: list[Move], outputs: list[str]) -> Any:
             else:
                 constants.append(numpy_helper.from_array(np.asarray(value, np.int64), f"c{len(constants)}"))
                 names.append(constants[-1].name)
-        feed = (
-            names
-            if operation == "Concat" or any(n.startswith("m") or n == "x" for n in names)
-            else [x, *names]
-        )
+        feed = names if operation == "Concat" or any(n.startswith("m") or n == "x" for n in names) else [x, *names]
         x = f"m{number}"
         nodes.append(helper.make_node(operation, feed, [x], f"move/{operation}_{number}", **attributes))
     weight = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)

@@ -45,9 +45,7 @@ def test_only_a_pad_by_nothing_is_dropped(amount: int, dropped: int, small: Any,
 
 def test_an_identity_that_names_an_output_is_kept(small: Any, random: Any) -> None:
     model, x = small.linear(2), random.standard_normal((2, 5, 12)).astype(np.float32)
-    model.graph.node.append(
-        helper.make_node("Identity", [model.graph.output[0].name], ["logits"], "Identity")
-    )
+    model.graph.node.append(helper.make_node("Identity", [model.graph.output[0].name], ["logits"], "Identity"))
     model.graph.output[0].name = "logits"
     quantized, report = quantize(model, small.plan({"fc": PLAN}))
     assert report.places["DropNoOps"] == 0

@@ -49,9 +49,7 @@ def test_embedded_patches_compute_the_plan(batch: Any, small: Any, image: Any) -
     quantized, _ = quantize(model, small.plan({"patch_embed.proj": PLAN}))
     patches = image.reshape(2, 2, 2, 4, 3, 4).transpose(0, 2, 4, 1, 3, 5).reshape(2, 6, 32)
     weight = small.weight(model, "patch_embed.proj.weight").reshape(6, 32).T
-    expected = small.fake_linear(patches, weight, PLAN.lhs, PLAN.rhs) + small.weight(
-        model, "patch_embed.proj.bias"
-    )
+    expected = small.fake_linear(patches, weight, PLAN.lhs, PLAN.rhs) + small.weight(model, "patch_embed.proj.bias")
     np.testing.assert_allclose(small.execute(quantized, image).output, expected, atol=1e-5)
 
 

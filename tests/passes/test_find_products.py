@@ -18,9 +18,7 @@ EIGHT = Uniform(8, (0.5,))
 def test_find_products_binds_each_site_to_its_node(small: Any) -> None:
     plan = small.plan({"fc": SitePlan("linear", "other", EIGHT, EIGHT)})
     work = small.run_until(small.linear(), plan, "FindProducts")
-    assert [(item.site, item.node.name, item.has_weight) for item in work.products] == [
-        ("fc", "fc/MatMul", True)
-    ]
+    assert [(item.site, item.node.name, item.has_weight) for item in work.products] == [("fc", "fc/MatMul", True)]
 
 
 def test_find_products_refuses_a_site_the_model_does_not_have(small: Any) -> None:

@@ -27,9 +27,7 @@ def test_attention_computes_the_plan(bits: int, heads: int, batch: Any, small: A
     quantized, report = quantize(model, plan)
     executed = small.execute(quantized, x)
     assert report.places["FoldHeadScales"] == 3
-    assert all(
-        executed.by_name[f"{site}/MatMul"] in ("MatMulIntegerToFloat", "QLinearMatMul") for site in plan.sites
-    )
+    assert all(executed.by_name[f"{site}/MatMul"] in ("MatMulIntegerToFloat", "QLinearMatMul") for site in plan.sites)
     assert executed.operations["DequantizeLinear"] == 0
     np.testing.assert_allclose(executed.output, small.fake_attention(model, x, plan), atol=1e-4)
 
@@ -86,9 +84,7 @@ def test_a_linear_without_bias_but_with_outliers_and_correction_is_folded_too(sm
     assert report.places["FoldHeadScales"] == 3
     unfolded = small.run_until(model, small.plan({"attn.qkv": qkv}), "SplitGelu")
     expected = small.fetch(small.export(unfolded), x, "attn/Squeeze_0:0")[0] * np.float32(0.5)
-    name = next(
-        node.output[0] for node in quantized.graph.node if node.name == "attn.qk/lhs/DequantizeLinear"
-    )
+    name = next(node.output[0] for node in quantized.graph.node if node.name == "attn.qk/lhs/DequantizeLinear")
     factors = np.asarray(plan.sites["attn.qk"].lhs.scale, np.float32).reshape(3, 1, 1)
     got = small.fetch(quantized, x, name)[0] * factors
     np.testing.assert_allclose(got, plan.sites["attn.qk"].lhs.fake_quantize(expected), atol=1e-5)
@@ -101,22 +97,16 @@ def test_an_affine_key_is_left_to_the_next_pass_and_so_are_its_neighbours(small:
     plan = small.plan({**plan.sites, "attn.qk": replace(plan.sites["attn.qk"], lhs=query)})
     quantized, report = quantize(model, plan)
     assert report.places["FoldHeadScales"] == 0
-    np.testing.assert_allclose(
-        small.execute(quantized, x).output, small.fake_attention(model, x, plan), atol=1e-4
-    )
+    np.testing.assert_allclose(small.execute(quantized, x).output, small.fake_attention(model, x, plan), atol=1e-4)
 
 
 def test_a_linear_that_others_read_is_not_folded(small: Any, x: Any) -> None:
     model = small.attention()
-    model.graph.output.add().CopyFrom(
-        next(item for item in model.graph.value_info if item.name == "attn.qkv/Add:0")
-    )
+    model.graph.output.add().CopyFrom(next(item for item in model.graph.value_info if item.name == "attn.qkv/Add:0"))
     plan = small.attention_plan(model, x)
     quantized, report = quantize(model, plan)
     assert report.places["FoldHeadScales"] == 0
-    np.testing.assert_allclose(
-        small.execute(quantized, x).output, small.fake_attention(model, x, plan), atol=1e-4
-    )
+    np.testing.assert_allclose(small.execute(quantized, x).output, small.fake_attention(model, x, plan), atol=1e-4)
 
 
 def test_heads_with_one_scale_need_no_multiplication(small: Any, x: Any) -> None:

@@ -29,9 +29,7 @@ def test_packed_weights_compute_the_plan(bits: int, batch: Any, small: Any, rand
     quantized, _ = quantize(model, plan)
     executed = small.execute(quantized, x)
     rhs = plan.sites["fc"].rhs
-    expected = small.fake_linear(x, small.weight(model, "fc.weight"), LHS, rhs) + small.weight(
-        model, "fc.bias"
-    )
+    expected = small.fake_linear(x, small.weight(model, "fc.weight"), LHS, rhs) + small.weight(model, "fc.bias")
     np.testing.assert_allclose(executed.output, expected, atol=1e-5)
     np.testing.assert_allclose(ReferenceEvaluator(quantized).run(None, {"x": x})[0], expected, atol=1e-5)
     assert executed.operations == {"QuantizeLinear": 1, "MatMulIntegerToFloat": 1, "Add": 1}

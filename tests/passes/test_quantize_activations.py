@@ -29,14 +29,10 @@ def lhs_quantizers() -> list[Any]:
 def test_a_linear_computes_the_plan_at_every_width(lhs: Any, batch: Any, small: Any, x: Any) -> None:
     model = small.linear(batch)
     x = x * 3
-    assert (x.max() > (lhs.high + 1) * lhs.scale[0]) and (
-        lhs.codes(x) == lhs.low
-    ).any()  # both clips are needed
+    assert (x.max() > (lhs.high + 1) * lhs.scale[0]) and (lhs.codes(x) == lhs.low).any()  # both clips are needed
     quantized, _ = quantize(model, small.plan({"fc": SitePlan("linear", "other", lhs, RHS)}))
     executed = small.execute(quantized, x)
-    expected = small.fake_linear(x, small.weight(model, "fc.weight"), lhs, RHS) + small.weight(
-        model, "fc.bias"
-    )
+    expected = small.fake_linear(x, small.weight(model, "fc.weight"), lhs, RHS) + small.weight(model, "fc.bias")
     np.testing.assert_allclose(executed.output, expected, atol=1e-5)
     assert executed.by_name["fc/MatMul"] == "MatMulIntegerToFloat"
     assert executed.operations["DequantizeLinear"] == 0
@@ -44,9 +40,7 @@ def test_a_linear_computes_the_plan_at_every_width(lhs: Any, batch: Any, small: 
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("heads", [1, 3])
-def test_sides_that_are_not_moved_data_are_quantised_in_place(
-    heads: int, bits: int, small: Any, x: Any
-) -> None:
+def test_sides_that_are_not_moved_data_are_quantised_in_place(heads: int, bits: int, small: Any, x: Any) -> None:
     model = small.attention(normalise_query=True)
     plan = small.attention_plan(model, x, bits, heads)
     quantized, report = quantize(model, plan)
@@ -61,8 +55,7 @@ def test_probabilities_that_cannot_reach_the_top_code_are_not_clipped(small: Any
     def clips(scale: float) -> int:
         plan = SitePlan("matmul", "softmax", Uniform(8, (scale,)), Uniform(8, (0.03125,)))
         return sum(
-            node.op_type == "Clip"
-            for node in quantize(small.softmax(), small.plan({"attn.pv": plan}))[0].graph.node
+            node.op_type == "Clip" for node in quantize(small.softmax(), small.plan({"attn.pv": plan}))[0].graph.node
         )
 
     assert clips(2.0**-6) == 0  # 1 is code 64
@@ -72,7 +65,5 @@ def test_probabilities_that_cannot_reach_the_top_code_are_not_clipped(small: Any
 def test_quantize_activations_refuses_scales_along_another_axis(small: Any) -> None:
     rhs = Uniform(8, (0.03125, 0.0625), axis=-1)
     plan = SitePlan("matmul", "softmax", Uniform(8, (0.03125,)), rhs)
-    with pytest.raises(
-        PassError, match=r"site attn\.pv, node attn\.pv/MatMul: several scales must be one per head"
-    ):
+    with pytest.raises(PassError, match=r"site attn\.pv, node attn\.pv/MatMul: several scales must be one per head"):
         quantize(small.softmax(), small.plan({"attn.pv": plan}))

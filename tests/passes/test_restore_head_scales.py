@@ -34,9 +34,7 @@ def test_twin_branches_share_the_multiplication(shift: int, small: Any, x: Any) 
     plan = small.attention_plan(model, x, lhs=TwinSoftmax(8, shift))
     quantized, _ = quantize(model, plan)
     assert sum(node.name == "attn.pv/Mul" for node in quantized.graph.node) == 1
-    np.testing.assert_allclose(
-        small.execute(quantized, x).output, small.fake_attention(model, x, plan), atol=1e-4
-    )
+    np.testing.assert_allclose(small.execute(quantized, x).output, small.fake_attention(model, x, plan), atol=1e-4)
 
 
 def test_a_product_without_head_scales_is_left_alone(small: Any, x: Any) -> None:

@@ -47,9 +47,7 @@ def test_the_correction_is_added_with_and_without_a_bias(bias: bool, small: Any,
 
 def test_shape_biases_never_edits_a_shared_bias(small: Any, x: Any) -> None:
     model = small.linear()
-    work = small.run_until(
-        model, small.plan({"fc": replace(PLAN, bias_correction=CORRECTION)}), "ShapeBiases"
-    )
+    work = small.run_until(model, small.plan({"fc": replace(PLAN, bias_correction=CORRECTION)}), "ShapeBiases")
     bias = work.graph.nodes[1].inputs[1]
     assert bias.name == "fc/bias" and bias.values.shape == (1, 8)
     assert work.graph.nodes[1].name == "fc/Add"

@@ -34,7 +34,5 @@ def test_no_stale_types_are_left_on_tensors_that_became_bytes(prepared: Any) -> 
 def test_tidy_refuses_to_end_with_a_side_in_floats(small: Any, prepared: Any) -> None:
     work = small.run_until(*prepared, "PackWeights")
     work.product("attn.pv").lhs_done = False
-    with pytest.raises(
-        PassError, match=r"site attn\.pv, node attn\.pv/MatMul: a planned side was not quantised"
-    ):
+    with pytest.raises(PassError, match=r"site attn\.pv, node attn\.pv/MatMul: a planned side was not quantised"):
         Tidy()(work)

@@ -1,0 +1,206 @@
+"""The command line: what it answers without torch, its one-line messages, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ptq4vit_onnx import cli, outputs, pipeline
+from ptq4vit_onnx.errors import ParityError, UserError
+from ptq4vit_onnx.models.specs import PAPER_MODELS, SPECS
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = {"torch", "timm", "onnx", "onnxruntime"}
+
+
+def heavy_modules_after(*arguments: str) -> tuple[int, set[str], str]:
+    """Exit code, heavy modules left in sys.modules, and standard error of a command in a fresh interpreter."""
+    script = (
+        "import sys\nfrom ptq4vit_onnx import cli\n"
+        "try: code = cli.main(sys.argv[1:])\n"
+        "except SystemExit as stop: code = stop.code\n"
+        "print('\\nMODULES', *{name.partition('.')[0] for name in sys.modules})\n"
+        "sys.exit(code)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, env=environment, timeout=60
+    )
+    loaded = done.stdout.rpartition("MODULES")[2].split()
+    assert "ptq4vit_onnx" in loaded, done.stderr
+    return done.returncode, HEAVY.intersection(loaded), done.stderr
+
+
+def fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line a refused command prints; it must exit with 2."""
+    try:
+        code: Any = cli.main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    printed = capsys.readouterr()
+    assert code == 2
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1, printed.err
+    return printed.err
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("models",), ("export", "--help")], ids=" ".join)
+def test_answers_about_itself_import_nothing_heavy(arguments: tuple[str, ...]) -> None:
+    assert heavy_modules_after(*arguments)[:2] == (0, set())
+
+
+def test_a_wrong_model_name_imports_nothing_heavy_and_offers_the_closest() -> None:
+    code, heavy, message = heavy_modules_after("export", "--model", "deit_bb")
+    assert (code, heavy) == (2, set())
+    assert message == (
+        "ptq4vit-onnx: no model named 'deit_bb'; closest are deit_b, deit_t, deit_s (all: ptq4vit-onnx models)\n"
+    )
+
+
+def test_a_wrong_timm_name_offers_timm_names(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "vit_base_patch16_224" in fails(["export", "--model", "vit_base_patch16_225"], capsys)
+
+
+def test_a_name_like_nothing_points_to_the_list(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = fails(["export", "--model", "qqqqqq"], capsys)
+    assert message == "ptq4vit-onnx: no model named 'qqqqqq' (all: ptq4vit-onnx models)\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--bits", "9"], "--bits: expected 2..8 bits, got 9"),
+        (["--bits", "eight"], "--bits: expected 2..8 bits, got eight"),
+        (["--weight-bits", "1"], "--weight-bits: expected 2..8 bits, got 1"),
+        (["--activation-bits", "-8"], "--activation-bits: expected 2..8 bits, got -8"),
+        (["--batch", "0"], "--batch: expected a whole number of at least 1, got 0"),
+        (["--batch", "x"], "--batch: expected a whole number of at least 1, got x"),
+        (["--images", "0"], "--images: expected a whole number of at least 1, got 0"),
+        (["--seed", "-1"], "seed is -1; expected 0.."),
+        (["--metric", "l1"], "--metric: invalid choice: 'l1'"),
+        (["--checkpoint", "a.pth", "--random-weights"], "not allowed with argument --checkpoint"),
+        (["--paper", "--method", "base"], "--paper and --method base exclude each other"),
+        (["--plan", "p.json", "--bits", "6"], "--plan decides the quantisation, --bits has no effect"),
+        (["--plan", "p.json", "--weights", "per-tensor"], "--weights has no effect"),
+        (["--plan", "absent.json"], "cannot read plan absent.json: No such file"),
+        (["--output", "occupied"], "output folder occupied exists; give another --output, or --force"),
+        (["--output", "occupied/file"], "occupied/file exists and is not a folder"),
+        (["--output", "occupied/file/deeper"], "file is not a folder; give another --output"),
+        (["--output", "."], "is the folder you are in"),
+        (["--output", "..", "--force"], "is the folder you are in, or above it"),
+        (["--data", "absent"], "no images at absent: it does not exist"),
+        (["--images", "101"], "the embedded calibration split has 100 images, 101 are asked for"),
+        (["--checkpoint", "absent.pth"], "no checkpoint at absent.pth"),
+        (["--no-such-option"], "unrecognized arguments: --no-such-option"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line_exit_2_and_nothing_written(
+    arguments: list[str], said: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "occupied").mkdir()
+    (elsewhere / "occupied" / "file").write_text("mine")
+    assert said in fails(["export", *arguments], capsys)
+    assert sorted(str(path.relative_to(elsewhere)) for path in elsewhere.rglob("*")) == [
+        "occupied", "occupied/file",
+    ]  # fmt: skip
+
+
+def test_no_command_prints_the_help_and_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "export" in capsys.readouterr().out
+
+
+def test_models_lists_the_papers_eleven_ours_and_the_way_to_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split()[0] for line in lines[1 : len(SPECS) + 1]]
+    assert len(PAPER_MODELS) == 11
+    assert names == [*PAPER_MODELS, "vit_t", "deit_t", "vit_digits", "swin_digits"]
+    assert "timm name" in lines[-1]
+
+
+def test_models_json_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["models", "--json"]) == 0
+    listed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert listed["vit_b"]["timm"] == "vit_base_patch16_224.augreg_in21k_ft_in1k"
+    assert listed["vit_digits"]["embedded"] is True
+
+
+def run_with(monkeypatch: pytest.MonkeyPatch, replacement: Any, *arguments: str) -> int:
+    """The exit code of `export` when the spine is replaced."""
+    monkeypatch.setattr(pipeline, "export", replacement)
+    return cli.main(["export", *arguments])
+
+
+def test_a_parity_failure_exits_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(*_: Any) -> Any:
+        raise ParityError("fc differs")
+
+    assert run_with(monkeypatch, broken) == 1
+    assert capsys.readouterr().err == "ptq4vit-onnx: parity failed: fc differs\n"
+
+
+def test_random_weights_are_announced_before_anything_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: Any) -> Any:
+        raise UserError("stopped")
+
+    assert run_with(monkeypatch, stop, "--random-weights") == 2
+    assert capsys.readouterr().err.startswith("RANDOM WEIGHTS: this is a dry run")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_export_leaves_nothing_and_exits_130(
+    number: signal.Signals, elsewhere: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def interrupted(request: pipeline.ExportRequest, _progress: Any) -> Any:
+        with outputs.whole_folder(request.folder, request.force) as staging:
+            (staging / "float.onnx").write_bytes(b"half")
+            os.kill(os.getpid(), number)
+            raise AssertionError("the signal did not arrive")
+
+    handler = signal.getsignal(signal.SIGTERM)
+    assert run_with(monkeypatch, interrupted) == 130
+    assert "interrupted; nothing half-written" in capsys.readouterr().err
+    assert list(elsewhere.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_explicit_options_change_the_methods_own_and_nothing_else() -> None:
+    def parsed(*arguments: str) -> Any:
+        return cli.options_from(cli.build_parser().parse_args(["export", *arguments]))
+
+    assert (parsed("--bits", "6").weight_bits, parsed("--bits", "6").activation_bits) == (6, 6)
+    mixed = parsed("--bits", "6", "--weight-bits", "4")
+    assert (mixed.weight_bits, mixed.activation_bits) == (4, 6)
+    paper = parsed("--paper", "--images", "7")
+    assert (paper.weights, paper.activations, paper.twin, paper.images) == (
+        "per-tensor", "symmetric", "both", 7,
+    )  # fmt: skip
+    assert parsed("--method", "base").metric == "cosine"
+    assert parsed("--method", "base", "--metric", "mse").metric == "mse"
+
+
+def test_a_closed_pipe_ends_quietly() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = f"set -o pipefail; {sys.executable} -m ptq4vit_onnx.cli models | true"
+    script = ["bash", "-c", command]
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.stderr == ""
+    assert done.returncode in (0, 141)  # 0 where everything fitted into the pipe before it was closed

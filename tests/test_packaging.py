@@ -1,0 +1,97 @@
+"""What a user installs: the wheel's and the source distribution's contents."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "*_w[2-8]a[2-8]")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, and the wheel made from it.
+
+    Built from a copy, so that the work tree stays clean. Where the environment has no setuptools of its own the
+    build fetches it from the package index, as `pip install` does.
+    """
+    place = tmp_path_factory.mktemp("build")
+    shutil.copytree(ROOT, place / "source", symlinks=True, ignore=LEFT_OUT)
+    command = [sys.executable, "-m", "build", "--outdir", str(place / "dist"), str(place / "source")]
+    if importlib.util.find_spec("setuptools"):
+        command.insert(3, "--no-isolation")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return place / "dist"
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> zipfile.ZipFile:
+    return zipfile.ZipFile(next(built.glob("*.whl")))
+
+
+def tree(folder: str, prefix: str) -> set[str]:
+    files = [file for file in (ROOT / folder).rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    return {f"{prefix}/{file.relative_to(ROOT / folder).as_posix()}" for file in files}
+
+
+def test_the_wheel_holds_every_module_of_passes_and_models(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    for folder in ("passes", "models"):
+        assert tree(folder, f"ptq4vit_onnx/{folder}") <= names
+    assert {f"ptq4vit_onnx/{file.name}" for file in (ROOT / "ptq4vit_onnx").glob("*.py")} <= names
+
+
+def test_the_wheel_holds_the_embedded_models_images_and_licences(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    for name in ("vit_digits.safetensors", "swin_digits.safetensors", "digits.npz", "LICENSE-digits.txt"):
+        assert f"ptq4vit_onnx/models/digits/{name}" in names
+    assert "ptq4vit_onnx/py.typed" in names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    for name in ("vit_digits", "swin_digits"):
+        assert wheel.getinfo(f"ptq4vit_onnx/models/digits/{name}.safetensors").file_size <= 2_000_000
+
+
+def test_the_wheel_puts_nothing_generic_into_site_packages(wheel: zipfile.ZipFile) -> None:
+    tops = {name.partition("/")[0] for name in wheel.namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"ptq4vit_onnx"}
+    entries = next(name for name in wheel.namelist() if name.endswith("entry_points.txt"))
+    assert "ptq4vit-onnx = ptq4vit_onnx.cli:main" in wheel.read(entries).decode()
+
+
+def test_the_wheel_runs_without_the_source_tree(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path / "installed")
+    script = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1))\n"
+        "import ptq4vit_onnx.passes.bind_sites, ptq4vit_onnx.cli as cli\n"
+        "from ptq4vit_onnx.models.specs import find\n"
+        "assert find('vit_digits').checkpoint.is_file()\n"
+        "print(cli.__file__); sys.exit(cli.main(['models']))"
+    )
+    command = [sys.executable, "-P", "-c", script, str(tmp_path / "installed")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path / "installed" / "ptq4vit_onnx" / "cli.py"))
+    assert "swin_digits" in done.stdout
+
+
+def test_the_source_distribution_holds_what_the_wheel_is_made_from(built: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert tree("passes", "passes") | tree("models", "models") <= names
+    assert {"pyproject.toml", "LICENSE", "README.md", "ptq4vit_onnx/cli.py"} <= names
+    assert len(list(built.glob("*.whl"))) == 1, "the wheel was built from it"
+
+
+def test_the_links_in_the_package_point_to_the_two_folders() -> None:
+    for name in ("passes", "models"):
+        link = ROOT / "ptq4vit_onnx" / name
+        assert link.is_symlink() and link.resolve() == ROOT / name

@@ -1,0 +1,145 @@
+"""The spine: what an export leaves behind, what it refuses, and that a plan applied again gives the same file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from ptq4vit_onnx import float_export as float_export_module
+from ptq4vit_onnx import pipeline, prove
+from ptq4vit_onnx.errors import ParityError, UserError
+from ptq4vit_onnx.images import ImageSet, embedded_digits
+from ptq4vit_onnx.loading import resolve
+from ptq4vit_onnx.options import Options
+from ptq4vit_onnx.pipeline import ExportRequest, export, options_of
+from ptq4vit_onnx.plan import ScalePlan, SitePlan
+from ptq4vit_onnx.quantizers import Uniform
+
+QUICK = Options(images=4, candidates=8, rounds=1, weights="per-tensor", metric="mse", weight_bits=7)
+
+
+@pytest.fixture
+def quick(float_export: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The float model of this session instead of another export, and 20 test images instead of 500."""
+
+    def cached(model: Any, _sites: Any, batch: int | None = None) -> Any:
+        proto = onnx.ModelProto()
+        proto.CopyFrom(float_export(model.name, batch).proto)
+        return proto
+
+    def few(_spec: Any, model: Any, _images: Any) -> ImageSet:
+        images = embedded_digits(model.preprocessing, "test")
+        assert images.labels is not None
+        return replace(images, images=images.images[:20], labels=images.labels[:20])
+
+    monkeypatch.setattr(float_export_module, "export_float", cached)
+    monkeypatch.setattr(pipeline, "evaluation_images", few)
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_export_is_whole_and_its_plan_applied_again_gives_the_same_model(tmp_path: Path) -> None:
+    report = export(ExportRequest(options=QUICK, output=tmp_path / "out"))
+    made = {file.name for file in (tmp_path / "out").iterdir()}
+    assert {"model.onnx", "float.onnx", "plan.json", "report.json"} <= made
+    assert [file.name for file in tmp_path.iterdir()] == ["out"], "no journal and no staging folder is left"
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["sites"] == 38
+    assert ("sites found", "38") in report.rows()
+    plan = ScalePlan.load(tmp_path / "out" / "plan.json")
+    assert options_of(plan) == QUICK
+    again = export(ExportRequest(plan=tmp_path / "out" / "plan.json", output=tmp_path / "again"))
+    assert again.data["bits"] == {"weights": 7, "activations": 8}, "the plan's, not the defaults'"
+    first, second = ((tmp_path / name / "model.onnx").read_bytes() for name in ("out", "again"))
+    assert first == second
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_parity_failure_leaves_no_folder_and_keeps_the_searched_sites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ParityError("fc differs")
+
+    monkeypatch.setattr(prove, "prove", fail)
+    with pytest.raises(ParityError, match="fc differs"):
+        export(ExportRequest("swin_digits", replace(QUICK, images=1), output=tmp_path / "out"))
+    assert [file.name for file in tmp_path.iterdir()] == [".out.resume.jsonl"]
+    assert len((tmp_path / ".out.resume.jsonl").read_text().splitlines()) == 1 + 27
+
+
+@pytest.mark.parametrize(
+    ("request_", "name"),
+    [
+        (ExportRequest(), "vit_digits_w8a8"),
+        (ExportRequest("deit_b", Options(weight_bits=4, activation_bits=6)), "deit_b_w4a6"),
+        (ExportRequest("deit_b", random_weights=True), "deit_b_random_w8a8"),
+        (ExportRequest("hf-hub:some/one"), "hf-hub_some_one_w8a8"),
+        (ExportRequest(output=Path("mine")), "mine"),
+    ],
+)
+def test_the_folder_says_model_bits_and_random_weights(request_: ExportRequest, name: str) -> None:
+    assert request_.folder == Path(name)
+
+
+def test_a_pretrained_model_without_images_is_refused(load_model: Callable[[str], Any]) -> None:
+    spec = resolve("deit_t")
+    with pytest.raises(UserError, match="no images to calibrate deit_t on; give --data FOLDER with at least 32"):
+        pipeline.calibration_images(spec, load_model("vit_digits"), ExportRequest("deit_t"), lambda items, _: items)
+
+
+def test_a_dry_run_gets_synthetic_images(load_model: Callable[[str], Any]) -> None:
+    request = ExportRequest("deit_t", random_weights=True)
+    spec = resolve("deit_t")
+    images = pipeline.calibration_images(spec, load_model("vit_digits"), request, lambda items, _: items)
+    assert images.synthetic and len(images) == 32
+
+
+def plan_for(exported: Any) -> ScalePlan:
+    side = Uniform(8, (0.5,))
+    sites = {site.name: SitePlan(site.kind, site.lhs_source, side, side) for site in exported.sites}
+    return ScalePlan("vit_digits", exported.model.fingerprint, "", {}, {}, sites)
+
+
+def test_a_plan_that_does_not_fit_the_model_is_refused(float_export: Callable[..., Any]) -> None:
+    exported = float_export("vit_digits")
+    plan = plan_for(exported)
+
+    def refusal(changed: ScalePlan) -> str:
+        with pytest.raises(UserError) as caught:
+            pipeline._require_plan_fits(changed, exported.model, exported.sites)
+        return str(caught.value)
+
+    def with_site(name: str, **changes: Any) -> ScalePlan:
+        return replace(plan, sites={**plan.sites, name: replace(plan.sites[name], **changes)})
+
+    pipeline._require_plan_fits(plan, exported.model, exported.sites)
+    assert "made for other weights" in refusal(replace(plan, weights="0" * 64))
+    rest = {name: site for name, site in plan.sites.items() if name != "head"}
+    assert "head is in only one of them" in refusal(replace(plan, sites=rest))
+    assert "head is a linear fed by other, the plan says a conv" in refusal(with_site("head", kind="conv"))
+    three = Uniform(8, (0.5,) * 3, -3)
+    assert "has 4 heads, the plan 3 scales" in refusal(with_site("blocks.0.attn.qk", rhs=three))
+
+
+def test_a_plan_of_another_model_is_refused_before_any_work(tmp_path: Path) -> None:
+    ScalePlan("deit_b", "", "", {}, {}, {}).save(tmp_path / "plan.json")
+    with pytest.raises(UserError, match="is for deit_b, not for vit_digits; give --model deit_b"):
+        export(ExportRequest(plan=tmp_path / "plan.json", output=tmp_path / "out"))
+
+
+@pytest.mark.parametrize("options", [{"weight_bits": 9}, {"weight_bits": "8"}, {"metric": "l1"}, {"seed": None}])
+def test_options_in_a_plan_are_checked_as_typed_ones_are(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        options_of(ScalePlan("vit_digits", "", "", options, {}, {}))
+
+
+def test_parity_is_relative_to_the_largest_logit() -> None:
+    assert pipeline.FloatParity(1, 1e-4).passed
+    assert not pipeline.FloatParity(1, float(np.nextafter(1e-4, 1))).passed
+    assert not pipeline.FloatParity(1, float("nan")).passed
