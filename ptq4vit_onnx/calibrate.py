@@ -22,7 +22,6 @@ from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.plan import Outliers, SitePlan
 from ptq4vit_onnx.quantizers import Uniform
 from ptq4vit_onnx.search import ProductSearch
-from ptq4vit_onnx.sites import Site
 from ptq4vit_onnx.tape import Recording
 from ptq4vit_onnx.weight_codes import shipped
 
@@ -36,14 +35,14 @@ def calibrate(
     tape: Iterable[Recording],
     options: Options,
     known: dict[str, SitePlan] | None = None,
-    on_site: Callable[[Site, SitePlan], None] = lambda site, plan: None,
+    on_site: Callable[[Recording, SitePlan], None] = lambda recording, plan: None,
 ) -> dict[str, SitePlan]:
     """A plan for every recorded site; sites in `known` (of an interrupted run) are taken as they are."""
     plans: dict[str, SitePlan] = {}
     for recording in tape:
         name = recording.site.name
         plans[name] = known[name] if known and name in known else plan_site(recording, options)
-        on_site(recording.site, plans[name])
+        on_site(recording, plans[name])
         del recording
     return plans
 

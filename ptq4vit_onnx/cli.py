@@ -117,7 +117,7 @@ def _add_export(commands: Any) -> None:
     export = commands.add_parser(
         "export", help="quantise a model to integer ONNX",
         description="Export, calibrate, quantise and prove a model; writes model.onnx, float.onnx, "
-                    "plan.json, report.json.",
+                    "plan.json, report.json, report.html.",
     )  # fmt: skip
     export.set_defaults(command=run_export)
     export.add_argument(

@@ -75,7 +75,8 @@ class Objective:
         total = torch.stack(sums).sum(0)
         if len(total) == 1:
             return total[0]
-        return Sums(*total, size=self.out.numel() / groups).value(self.metric)
+        quad, dot, moved, o_squared, o_total = total
+        return Sums(quad, dot, moved, o_squared, o_total, self.out.numel() / groups).value(self.metric)
 
 
 def objective_of(recording: Recording, metric: Metric) -> Objective:

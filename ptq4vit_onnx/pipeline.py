@@ -15,6 +15,7 @@ import numpy as np
 
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.errors import ParityError, UserError
+from ptq4vit_onnx.html_report import render
 from ptq4vit_onnx.images import ImageSet, embedded_digits, load_images, synthetic_images
 from ptq4vit_onnx.loading import LoadedModel, load, resolve
 from ptq4vit_onnx.models.specs import ModelSpec
@@ -24,6 +25,7 @@ from ptq4vit_onnx.plan import ScalePlan, SitePlan
 from ptq4vit_onnx.quantizers import Affine, Uniform
 from ptq4vit_onnx.report import Report
 from ptq4vit_onnx.resume import Journal
+from ptq4vit_onnx.site_evidence import SiteEvidence
 from ptq4vit_onnx.sites import Site
 
 Array = np.ndarray[Any, Any]
@@ -101,7 +103,8 @@ def _run(
     with clock("float parity"):
         parity = float_parity(model, float_path, images.images)
     with clock("calibrate"):
-        plan = known_plan or make_plan(request, model, images, [site.name for site in sites], progress)
+        names = [site.name for site in sites]
+        plan, evidence = (known_plan, {}) if known_plan else make_plan(request, model, images, names, progress)
         plan.save(staging / "plan.json")
     from ptq4vit_onnx.prove import prove, quantize_model
 
@@ -113,6 +116,7 @@ def _run(
         proof = prove(path, float_path, plan, model, test, images.images[:SITE_IMAGES], progress)
     report = Report.build(request, model, images, plan, parity, proof, passes, path, float_path, clock.seconds)
     report.save(staging)
+    (staging / "report.html").write_text(render(report.data, plan, evidence), encoding="utf-8")
     return report
 
 
@@ -155,12 +159,16 @@ def float_parity(model: LoadedModel, path: Path, images: Array, count: int = 8) 
 
 def make_plan(
     request: ExportRequest, model: LoadedModel, images: ImageSet, order: list[str], progress: Progress
-) -> ScalePlan:
-    """Record and search all sites; sites of an interrupted run with the same inputs are taken over."""
+) -> tuple[ScalePlan, dict[str, SiteEvidence]]:
+    """Record and search all sites, and keep what the report shows of them.
+
+    Sites of an interrupted run with the same inputs are taken over.
+    """
     import torch
 
     from ptq4vit_onnx.calibrate import calibrate
-    from ptq4vit_onnx.tape import record
+    from ptq4vit_onnx.evidence import collect
+    from ptq4vit_onnx.tape import Recording, record
 
     options = request.options
     journal = Journal(
@@ -175,19 +183,18 @@ def make_plan(
     known = journal.read()
     journal.start(known)
     tape = record(model.module, torch.from_numpy(images.images), options.seed, options.labels)
-    found: dict[str, SitePlan] = calibrate(
-        progress(_Sized(tape, len(order)), "calibrating"), options, known,
-        lambda site, plan: None if site.name in known else journal.add(site.name, plan),
-    )  # fmt: skip
+    evidence: dict[str, SiteEvidence] = {}
+
+    def keep(recording: Recording, plan: SitePlan) -> None:
+        name = recording.site.name
+        if name not in known:
+            journal.add(name, plan)
+        evidence[name] = collect(recording, plan, options)
+
+    found = calibrate(progress(_Sized(tape, len(order)), "calibrating"), options, known, keep)
     settings = {**options.to_data(), "weights_from": model.origin, "images_from": _images_from(images)}
-    return ScalePlan(
-        model.name,
-        model.fingerprint,
-        images.fingerprint,
-        settings,
-        versions(),
-        {name: found[name] for name in order},
-    )
+    sites = {name: found[name] for name in order}
+    return ScalePlan(model.name, model.fingerprint, images.fingerprint, settings, versions(), sites), evidence
 
 
 def _journal_path(request: ExportRequest) -> Path:

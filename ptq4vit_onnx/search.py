@@ -122,7 +122,8 @@ class ProductSearch:
         objective = self.ranked
         if side == "lhs":
             form = grid.pick([0] * grid.groups)  # all candidates of a grid ask the same of the weights next to them
-            terms = lhs_terms(objective, self.quantize_rhs(objective.rhs, other, form), grid.groups, grid.axis)
+            rhs = self.quantize_rhs(objective.rhs, typing.cast(Quantizer, other), form)
+            terms = lhs_terms(objective, rhs, grid.groups, grid.axis)
             return rank(objective, objective.lhs, grid, terms)
         terms = rhs_terms(objective, other.fake_quantize(objective.lhs), grid.groups, grid.axis)
         if not self.weight:

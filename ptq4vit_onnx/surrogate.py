@@ -148,4 +148,4 @@ def _by_group(x: Tensor, groups: int, axis: int) -> Tensor:
     """[groups, elements of the group]."""
     if groups == 1:
         return x.reshape(1, -1)
-    return x.movedim(axis, 0).unflatten(0, (groups, -1)).flatten(1)
+    return x.movedim(axis, 0).reshape(groups, -1)

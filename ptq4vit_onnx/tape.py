@@ -70,7 +70,9 @@ class Recorder:
         pieces.lhs.append(call.lhs.detach())
         pieces.rhs.append(call.rhs.detach())
         pieces.grad.append(None)
-        out.register_hook(lambda grad: pieces.grad.__setitem__(slot, call.unfinish(grad.detach())))
+        out.register_hook(  # type: ignore[no-untyped-call]
+            lambda grad: pieces.grad.__setitem__(slot, call.unfinish(grad.detach()))
+        )
         return out
 
     def take(self) -> Iterator[Recording]:
@@ -114,13 +116,13 @@ def _forward(model: nn.Module, images: Tensor, segments: list[_Segment], seed: i
         for segment in segments:
             original = segment.block.forward
             stack.callback(setattr, segment.block, "forward", original)
-            segment.block.forward = _cutting(segment, original)  # type: ignore[method-assign]
+            segment.block.forward = _cutting(segment, original)
         losses = []
         generator = torch.Generator().manual_seed(seed)
-        for chunk in images.split(batch):
-            logits = model(chunk.clone().requires_grad_(True))
+        for start in range(0, len(images), batch):
+            logits = model(images[start : start + batch].clone().requires_grad_(True))
             losses.append(F.cross_entropy(logits, draw_labels(logits, labels, generator), reduction="sum"))
-    torch.stack(losses).sum().backward()
+    torch.autograd.backward(torch.stack(losses).sum())
 
 
 def draw_labels(logits: Tensor, labels: Labels, generator: torch.Generator) -> Tensor:

@@ -104,7 +104,7 @@ def test_an_interrupted_calibration_searches_only_what_is_left_and_finds_the_sam
 
     def run(output: str, progress: Any = lambda items, _title: items) -> dict[str, SitePlan]:
         request = ExportRequest("swin_digits", options, tmp_path / output)
-        return without_times(make_plan(request, model, images, order, progress).sites)
+        return without_times(make_plan(request, model, images, order, progress)[0].sites)
 
     monkeypatch.setattr(calibrate, "plan_site", counting)
     with pytest.raises(KeyboardInterrupt):

@@ -1,0 +1,91 @@
+"""The table of sites of report.html, and quantizers in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from ptq4vit_onnx.charts import figure
+from ptq4vit_onnx.html_rows import SiteRow, decibels_of, noisiest, worst
+from ptq4vit_onnx.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform
+
+NUMBERS = ("SQNR, dB", "Damage, %", "Clipped, %", "Bits", "Shift", "Outliers", "Moved")  # set to the right
+
+
+def table(rows: Sequence[SiteRow]) -> str:
+    """All sites; a column that is empty for every site is left out."""
+    cells = [_cells(row) for row in rows]
+    shown = [name for name in cells[0] if any(line[name] for line in cells)]
+    head = "".join(f'<th scope="col"{_class(_alignment(name))}>{name}</th>' for name in ("Site", *shown))
+    noise = noisiest(rows)
+    marks = {("Damage, %", worst(rows).name): "warm", ("SQNR, dB", noise.name if noise else ""): "warm"}
+    marks |= {("Parity", row.name): "bad" for row in rows if row.exact is False}
+    body = ""
+    for index, (row, line) in enumerate(zip(rows, cells, strict=True)):
+        kinds = {name: f"{_alignment(name)} {marks.get((name, row.name), '')}".strip() for name in shown}
+        columns = "".join(f"<td{_class(kinds[name])}>{escape(line[name])}</td>" for name in shown)
+        body += f'<tr><th scope="row">{_link(index, row)}</th>{columns}</tr>'
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="table of sites">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cells(row: SiteRow) -> dict[str, str]:
+    lhs, rhs, evidence, decibels = row.plan.lhs, row.plan.rhs, row.evidence, decibels_of(row)
+    return {
+        "SQNR, dB": "" if decibels is None else f"{decibels:.1f}",
+        "Damage, %": "" if evidence is None else f"{100 * row.weight:.1f}",
+        "Clipped, %": "" if evidence is None else figure(100 * evidence.clipped, 2),
+        "Bits": f"{lhs.bits} × {rhs.bits}",
+        "Left": type_name(lhs),
+        "Left step": steps(lhs),
+        "Shift": str(lhs.shift) if isinstance(lhs, (TwinSoftmax, TwinGelu)) else "",
+        "Right step": steps(rhs),
+        "Outliers": "" if row.plan.outliers is None else str(len(row.plan.outliers.channels)),
+        "Moved": "" if row.moved is None else str(row.moved),
+        "Kernel": row.kernels,
+        "Parity": "" if row.exact is None else "exact" if row.exact else (row.failure or "differs"),
+    }
+
+
+def _link(index: int, row: SiteRow) -> str:
+    name = escape(row.name)
+    return name if row.evidence is None else f'<a href="#site-{index}">{name}</a>'
+
+
+def _alignment(name: str) -> str:
+    return "n" if name in NUMBERS else ""
+
+
+def _class(kind: str) -> str:
+    return f' class="{kind}"' if kind else ""
+
+
+def describe(quantizer: Quantizer) -> str:
+    """A quantizer in words: "affine, 8 bits, step 0.0123, zero point 117"."""
+    return ", ".join(part for part in (type_name(quantizer), f"{quantizer.bits} bits", *_settings(quantizer)) if part)
+
+
+def type_name(quantizer: Quantizer) -> str:
+    names = {Uniform: "symmetric", Affine: "affine", TwinSoftmax: "twin softmax", TwinGelu: "twin GELU"}
+    return names[type(quantizer)]
+
+
+def _settings(quantizer: Quantizer) -> tuple[str, str]:
+    if isinstance(quantizer, (TwinSoftmax, TwinGelu)):
+        return f"steps {steps(quantizer)}", f"shift {quantizer.shift}"
+    plural = "steps" if len(quantizer.scale) > 1 else "step"
+    if isinstance(quantizer, Affine):
+        return f"{plural} {steps(quantizer)}", f"zero point {', '.join(map(str, quantizer.zero_point[:4]))}"
+    return f"{plural} {steps(quantizer)}", ""
+
+
+def steps(quantizer: Quantizer) -> str:
+    """The scale; of several the range and how many; of a twin both."""
+    if isinstance(quantizer, (TwinSoftmax, TwinGelu)):
+        return f"{figure(quantizer.fine)} and {figure(quantizer.coarse)}"
+    scale = quantizer.scale
+    if len(scale) == 1:
+        return figure(scale[0])
+    return f"{figure(min(scale))}–{figure(max(scale))} ({len(scale)})"
