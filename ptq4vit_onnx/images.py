@@ -74,6 +74,12 @@ class Listing:
     labels: list[int] | None
 
 
+def require_source(source: Path) -> None:
+    """Refuse a path where nothing is: cheap enough to ask before a model is loaded."""
+    if not source.exists():
+        raise UserError(f"no images at {source}: it does not exist; give a folder, an ImageFolder tree, .npy or .npz")
+
+
 def load_images(
     source: Path,
     preprocessing: Preprocessing,
@@ -89,8 +95,7 @@ def load_images(
     error.
     `where` keeps only some rows of a labels.csv.
     """
-    if not source.exists():
-        raise UserError(f"no images at {source}: it does not exist; give a folder, an ImageFolder tree, .npy or .npz")
+    require_source(source)
     if source.suffix in (".npy", ".npz"):
         return _load_array(source, preprocessing, count, seed, minimum)
     listing = list_folder(source, where)

@@ -16,7 +16,7 @@ import numpy as np
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.html_report import render
-from ptq4vit_onnx.images import ImageSet, embedded_digits, load_images, synthetic_images
+from ptq4vit_onnx.images import ImageSet, embedded_digits, load_images, require_source, synthetic_images
 from ptq4vit_onnx.loading import LoadedModel, load, resolve
 from ptq4vit_onnx.models.specs import ModelSpec
 from ptq4vit_onnx.options import Options
@@ -75,6 +75,8 @@ def export(request: ExportRequest, progress: Progress = lambda items, _title: it
     if known_plan is not None:
         request = replace(request, options=options_of(known_plan))
     require_free(request.folder, request.force)
+    if request.data is not None:
+        require_source(request.data)
     clock = _Clock()
     with clock("load"):
         model = load(spec, request.checkpoint, request.random_weights, request.options.seed)

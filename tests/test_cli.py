@@ -170,6 +170,14 @@ def test_an_interrupted_export_leaves_nothing_and_exits_130(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     def interrupted(request: pipeline.ExportRequest, _progress: Any) -> Any:
+        # A process that a shell started in the background inherits SIGINT as ignored; a terminal's does not.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return write_and_interrupt(request)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def write_and_interrupt(request: pipeline.ExportRequest) -> Any:
         with outputs.whole_folder(request.folder, request.force) as staging:
             (staging / "float.onnx").write_bytes(b"half")
             os.kill(os.getpid(), number)
