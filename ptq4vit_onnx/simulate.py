@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from ptq4vit_onnx.calibrate import shipped_sides, with_weight
 from ptq4vit_onnx.plan import ScalePlan, SitePlan
 from ptq4vit_onnx.products import Call, watching
-from ptq4vit_onnx.replay import Replay
+
+if TYPE_CHECKING:
+    from ptq4vit_onnx.replay import Replay  # ONNX lies right of the plan: only the type is needed here
 
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
