@@ -52,11 +52,13 @@ class QuantizeActivations(Pass):
         name = f"{product.name}/{'rhs' if side else 'lhs'}"
         assert isinstance(quantizer, (Uniform, Affine))
         scale, x = quantizer.scale[0], product.node.inputs[side]
+        softmax = side == 0 and product.plan.lhs_source == "softmax"
+        reach = SOFTMAX_REACH if softmax else np.inf
         if len(quantizer.scale) > 1:
             scale, x = 1.0, self._divide(work, product, quantizer, x, name)
-        softmax = side == 0 and product.plan.lhs_source == "softmax"
+            reach /= min(quantizer.scale)
         codes = bytes_of(quantizer, scale, never_negative=softmax)
-        x = add_quantize(work, x, codes, name, reach=SOFTMAX_REACH if softmax else np.inf)
+        x = add_quantize(work, x, codes, name, reach)
         if side:
             x, codes = choose_sign(work, product, x, codes, name)
         product.node.inputs[side] = add_dequantize(work, x, codes, name)

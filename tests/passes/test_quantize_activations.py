@@ -9,7 +9,7 @@ import pytest
 
 from ptq4vit_onnx.passes import PassError, quantize
 from ptq4vit_onnx.plan import SitePlan
-from ptq4vit_onnx.quantizers import Affine, Uniform
+from ptq4vit_onnx.quantizers import Affine, Uniform, as_float32
 
 RHS = Uniform(8, (0.015625,))
 
@@ -67,3 +67,13 @@ def test_quantize_activations_refuses_scales_along_another_axis(small: Any) -> N
     plan = SitePlan("matmul", "softmax", Uniform(8, (0.03125,)), rhs)
     with pytest.raises(PassError, match=r"site attn\.pv, node attn\.pv/MatMul: several scales must be one per head"):
         quantize(small.softmax(), small.plan({"attn.pv": plan}))
+
+
+def test_probabilities_in_units_of_their_heads_are_clipped(small: Any) -> None:
+    """Divided by a head's scale a probability exceeds 1: the highest code must still hold."""
+    model = small.attention()
+    x = np.random.default_rng(3).standard_normal((2, 5, 12)).astype(np.float32) * 4
+    scales = tuple(as_float32(value) for value in (0.001, 0.002, 0.004))
+    plan = small.attention_plan(model, x, 8, 3, lhs=Uniform(8, scales, -3))
+    output = small.execute(quantize(model, plan)[0], x).output
+    np.testing.assert_allclose(output, small.fake_attention(model, x, plan), atol=1e-4)
