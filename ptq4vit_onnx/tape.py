@@ -3,10 +3,13 @@
 One forward pass over all images keeps only what enters each block. Then, from the last block to the first, the block
 is run again in small batches with gradients, its sites are handed out, and the memory is free again. So the whole
 tape costs two forward passes and one backward pass, and holds one block's recordings at a time, whatever the depth.
+Of a product with more than MOST_ELEMENTS on a side, random rows (of a linear) or windows (of attention) are kept:
+the first stage of a Swin at 384 pixels has 170 million probabilities, far more than any search looks at.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -19,6 +22,8 @@ from torch import Tensor, nn
 from ptq4vit_onnx.options import Labels
 from ptq4vit_onnx.products import Call, discover, watching
 from ptq4vit_onnx.sites import Site
+
+MOST_ELEMENTS = 32_000_000  # of a site's left side or output that are kept: 128 MB
 
 
 @dataclass(frozen=True)
@@ -47,18 +52,19 @@ class _Pieces:
         return all(grad is not None for grad in self.grad)
 
     def join(self) -> Recording:
-        if self.site.rhs_is_weight:
-            lhs = torch.cat([piece.flatten(0, -2) for piece in self.lhs])
-            grad = torch.cat([piece.flatten(0, -2) for piece in self.grad if piece is not None])
-            return Recording(self.site, lhs, self.rhs[0].contiguous(), grad)
         grad = torch.cat([piece for piece in self.grad if piece is not None])
-        return Recording(self.site, torch.cat(self.lhs), torch.cat(self.rhs), grad)
+        rhs = self.rhs[0].contiguous() if self.site.rhs_is_weight else torch.cat(self.rhs)
+        return Recording(self.site, torch.cat(self.lhs), rhs, grad)
 
 
 class Recorder:
-    """A handler that lets the model compute and keeps each product's sides and, when it comes, its gradient."""
+    """A handler that lets the model compute and keeps each product's sides and, when it comes, its gradient.
 
-    def __init__(self) -> None:
+    most: how many elements of a side to keep at each call.
+    """
+
+    def __init__(self, most: int, seed: int) -> None:
+        self.most, self.generator = most, torch.Generator().manual_seed(seed)
         self.pieces: dict[str, _Pieces] = {}
 
     def __call__(self, call: Call) -> Tensor:
@@ -67,18 +73,34 @@ class Recorder:
             return out
         pieces = self.pieces.setdefault(call.site.name, _Pieces(call.site))
         slot = len(pieces.lhs)  # gradients come back in the engine's order, not in that of the calls
-        pieces.lhs.append(call.lhs.detach())
-        pieces.rhs.append(call.rhs.detach())
+        kept = self._kept(call)
+        pieces.lhs.append(_rows(call.lhs, call, kept))
+        pieces.rhs.append(call.rhs.detach() if call.site.rhs_is_weight else _rows(call.rhs, call, kept))
         pieces.grad.append(None)
         out.register_hook(  # type: ignore[no-untyped-call]
-            lambda grad: pieces.grad.__setitem__(slot, call.unfinish(grad.detach()))
+            lambda grad: pieces.grad.__setitem__(slot, _rows(call.unfinish(grad), call, kept))
         )
         return out
+
+    def _kept(self, call: Call) -> Tensor | None:
+        """Which rows of a linear, or which entries of a matmul's first axis, are kept; None for all."""
+        entries = call.lhs[..., 0].numel() if call.site.rhs_is_weight else len(call.lhs)
+        output = call.lhs.numel() // call.lhs.shape[-1] * call.rhs.shape[-1]
+        wanted = max(1, self.most * entries // max(call.lhs.numel(), output))
+        if wanted >= entries:
+            return None
+        return torch.randperm(entries, generator=self.generator)[:wanted].sort().values
 
     def take(self) -> Iterator[Recording]:
         """Hand out and forget what is complete, last site first."""
         for name in [name for name, pieces in reversed(self.pieces.items()) if pieces.complete]:
             yield self.pieces.pop(name).join()
+
+
+def _rows(x: Tensor, call: Call, kept: Tensor | None) -> Tensor:
+    """A left side, right side or gradient, a linear's as rows; only the entries kept."""
+    flat = x.detach().flatten(0, -2) if call.site.rhs_is_weight else x.detach()
+    return flat if kept is None else flat[kept]
 
 
 @dataclass
@@ -98,7 +120,7 @@ def record(
     model.requires_grad_(False)
     sites = discover(model, images[:1])
     segments = [_Segment(block) for block in find_blocks(model, sites)]
-    recorder = Recorder()
+    recorder = Recorder(MOST_ELEMENTS // math.ceil(len(images) / batch), seed)
     with torch.enable_grad(), watching(model, recorder):
         _forward(model, images, segments, seed, labels, batch)
     yield from recorder.take()

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ptq4vit_onnx import tape
 from ptq4vit_onnx.loading import load, resolve
 from ptq4vit_onnx.products import watching
 from ptq4vit_onnx.tape import Recorder, draw_labels, find_blocks, record
@@ -29,7 +30,7 @@ def close(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def test_recordings_equal_plain_autograd(model: Any, images: Any) -> None:
-    recorder = Recorder()
+    recorder = Recorder(10**9, 0)
     with watching(model, recorder):
         logits = model(images.clone().requires_grad_(True))
         labels = draw_labels(logits, "sampled", torch.Generator().manual_seed(0))
@@ -46,6 +47,24 @@ def test_gradients_do_not_depend_on_the_batch_size(model: Any, images: Any) -> N
     whole = {recording.site.name: recording for recording in record(model, images, batch=5)}
     for recording in record(model, images, batch=2):
         close(recording.grad, whole[recording.site.name].grad)
+
+
+def test_of_a_large_product_matching_rows_of_both_sides_and_of_the_gradient_are_kept(
+    model: Any, images: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = {recording.site.name: recording for recording in record(model, images)}
+    most = 2 * 1500  # five images are two batches
+    monkeypatch.setattr(tape, "MOST_ELEMENTS", most)
+    smaller = 0
+    for recording in record(model, images):
+        full = whole[recording.site.name]
+        rows = [int((full.lhs - row).flatten(1).abs().amax(1).argmin()) for row in recording.lhs]
+        close(recording.lhs, full.lhs[rows])
+        close(recording.grad, full.grad[rows])
+        close(recording.rhs, full.rhs if recording.site.rhs_is_weight else full.rhs[rows])
+        assert len(rows) <= 2 or max(recording.lhs.numel(), recording.grad.numel()) <= most
+        smaller += len(rows) < len(full.lhs)
+    assert smaller > 10
 
 
 def test_sampled_labels_follow_the_models_own_distribution() -> None:
@@ -69,8 +88,8 @@ def test_blocks_are_the_largest_modules_with_one_attention(model: Any, images: A
 
 
 def test_nothing_watches_the_consumer_while_a_recording_is_used(model: Any, images: Any) -> None:
-    tape = record(model, images[:2])
-    first = next(tape)
+    recordings = record(model, images[:2])
+    first = next(recordings)
     _ = first.lhs @ torch.ones(first.lhs.shape[-1], 1)  # a watcher left open would refuse or record this product
-    names = [recording.site.name for recording in tape]
+    names = [recording.site.name for recording in recordings]
     assert first.site.name not in names and len(set(names)) == len(names)
