@@ -46,6 +46,7 @@ class EndToEnd:
     """The quantised ONNX model against the simulator, on the same images, each running freely.
 
     coin_toss: the weights are random, so `relative_error` of the logits decides and not `agreement`.
+    identical: percent of the images whose logits are the simulator's bit for bit.
     own_agreement, own_error: the simulator against itself with the last bit of every product nudged, where that
     was measured. Rounding is a cliff: a last bit decides now and then between two codes, the next site amplifies it,
     and no two implementations of LayerNorm or softmax agree better than this.
@@ -57,6 +58,7 @@ class EndToEnd:
     coin_toss: bool
     passed: bool
     sentence: str
+    identical: float
     own_agreement: float | None = None
     own_error: float | None = None
 
@@ -99,9 +101,12 @@ def check_end_to_end(quantised: Array, simulated: Array, coin_toss: bool, nudged
         floor = agreement_limit(own_same, len(quantised))
         passed = same >= floor
         sentence = f"{same:.2f} % of {len(quantised)} predictions equal the simulator's (limit {floor:.1f} %)"
+    identical = 100 * float((quantised == simulated).all(-1).mean())
+    if identical > 0:
+        sentence += f"; logits equal bit for bit on {identical:.4g} %"
     if own_same is not None and not coin_toss and own_same < 100:
         sentence += f"; the simulator with last bits nudged agrees with itself on {own_same:.2f} %"
-    return EndToEnd(len(quantised), same, error, coin_toss, passed, sentence, own_same, own_error)
+    return EndToEnd(len(quantised), same, error, coin_toss, passed, sentence, identical, own_same, own_error)
 
 
 def agreement_limit(own: float | None, images: int) -> float:

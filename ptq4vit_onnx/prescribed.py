@@ -181,7 +181,7 @@ def are_head_factors(site: str, plan: ScalePlan, factor: Array) -> bool:
     q, k, v = np.split(factor, 3)
     units = [_times_heads(k, scores.rhs.scale), _times_heads(v, values.rhs.scale)]
     attention = _times_heads(q, scores.lhs.scale)
-    return all(_is_near(unit, 1.0) for unit in units) and _is_near(attention, _attention_scale(attention))
+    return all(_is_near(unit, 1.0) for unit in units) and _is_near(attention, attention_scale(attention))
 
 
 def _times_heads(part: Array, scale: tuple[float, ...]) -> Array:
@@ -191,7 +191,7 @@ def _times_heads(part: Array, scale: tuple[float, ...]) -> Array:
     return part * np.repeat(np.asarray(scale, np.float64), len(part) // len(scale))
 
 
-def _attention_scale(factor: Array) -> float:
+def attention_scale(factor: Array) -> float:
     """The nearest 1 / sqrt(depth), depth a whole number."""
     first = float(factor[0])
     return 1.0 / float(np.sqrt(max(1.0, np.rint(first**-2)))) if first > 0 else 1.0

@@ -41,19 +41,24 @@ _OPAQUE = {
 
 @dataclass(frozen=True)
 class Call:
-    """One product as it happens: out = finish(lhs @ rhs).
+    """One product as it happens: out = arrange(lhs @ rhs + bias).
 
-    linear   lhs [.., inputs], rhs [inputs, outputs]; finish adds the bias
-    conv     lhs [batch, patches, inputs], rhs [inputs, outputs]; finish adds the bias and folds patches back
-    matmul   lhs [.., heads, rows, inner], rhs [.., heads, inner, columns]; finish does nothing
+    linear   lhs [.., inputs], rhs [inputs, outputs]
+    conv     lhs [batch, patches, inputs], rhs [inputs, outputs]; arrange folds patches back into an image
+    matmul   lhs [.., heads, rows, inner], rhs [.., heads, inner, columns]; no bias
     """
 
     site: Site
     lhs: Tensor
     rhs: Tensor
-    finish: Callable[[Tensor], Tensor]
+    bias: Tensor | None
+    arrange: Callable[[Tensor], Tensor]
     unfinish: Callable[[Tensor], Tensor]  # a finished output's gradient, in the shape of lhs @ rhs
     plain: Callable[[], Tensor]  # what the model would have computed
+
+    def finish(self, out: Tensor) -> Tensor:
+        """From lhs @ rhs to the output."""
+        return self.arrange(out if self.bias is None else out + self.bias)
 
 
 Handler = Callable[[Call], Tensor]
@@ -120,7 +125,8 @@ class _ProductMode(TorchFunctionMode):
             Site(name, "linear", scope, _source(x), groups),
             x,
             weight.t(),
-            lambda out: out if bias is None else out + bias,
+            bias,
+            lambda out: out,
             lambda grad: grad,
             lambda: func(x, weight, bias),
         )
@@ -139,15 +145,15 @@ class _ProductMode(TorchFunctionMode):
         require_patch_convolution(name, weight, *rest, **options)
         rows, columns = x.shape[-2] // weight.shape[-2], x.shape[-1] // weight.shape[-1]
 
-        def finish(out: Tensor) -> Tensor:
-            out = out if bias is None else out + bias
+        def arrange(out: Tensor) -> Tensor:
             return out.transpose(1, 2).reshape(len(out), -1, rows, columns)
 
         return Call(
             Site(name, "conv", scope),
             patches(x, weight.shape[-2], weight.shape[-1]),
             weight.flatten(1).t(),
-            finish,
+            bias,
+            arrange,
             lambda grad: grad.flatten(2).transpose(1, 2),
             lambda: func(x, weight, bias, *rest, **options),
         )
@@ -174,7 +180,7 @@ def _matmul(scope: str, func: Any, lhs: Tensor, rhs: Tensor) -> Call:
         )
     return Call(
         Site(name, kind, scope, source, heads=lhs.shape[-3]),
-        lhs, rhs, lambda out: out, lambda grad: grad, lambda: func(lhs, rhs),
+        lhs, rhs, None, lambda out: out, lambda grad: grad, lambda: func(lhs, rhs),
     )  # fmt: skip
 
 

@@ -14,8 +14,9 @@ from ptq4vit_onnx.calibrate import shipped_sides, with_weight
 from ptq4vit_onnx.plan import ScalePlan, SitePlan
 from ptq4vit_onnx.products import Call, watching
 
-if TYPE_CHECKING:
-    from ptq4vit_onnx.replay import Replay  # ONNX lies right of the plan: only the type is needed here
+if TYPE_CHECKING:  # ONNX lies right of the plan: only the types are needed here
+    from ptq4vit_onnx.file_form import FileForm
+    from ptq4vit_onnx.replay import Replay
 
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
@@ -71,6 +72,28 @@ def simulate(
 ) -> np.ndarray[Any, Any]:
     """Logits [n, classes] of the model under the plan, or of the float model where plan is None."""
     watch = nullcontext() if plan is None else watching(model, Simulator(plan, sites, nudge))
+    return _logits(model, images, batch, watch, progress, title)
+
+
+def simulate_exactly(
+    model: nn.Module,
+    plan: ScalePlan,
+    form: FileForm,
+    images: np.ndarray[Any, Any],
+    batch: int = 8,
+    progress: Progress = lambda items, _title: items,
+) -> np.ndarray[Any, Any]:
+    """Logits [n, classes] of the plan in integer arithmetic, rounded as a file of `form` rounds in ONNX Runtime."""
+    from ptq4vit_onnx.exact_simulator import ExactSimulator
+    from ptq4vit_onnx.runtime_floats import RuntimeFloats
+
+    with RuntimeFloats():  # outside: products are seen before it
+        return _logits(model, images, batch, watching(model, ExactSimulator(plan, form)), progress, "simulating")
+
+
+def _logits(
+    model: nn.Module, images: np.ndarray[Any, Any], batch: int, watch: Any, progress: Progress, title: str
+) -> np.ndarray[Any, Any]:
     starts = range(0, len(images), batch)
     with torch.no_grad(), watch:
         chunks = [model(torch.from_numpy(images[start : start + batch])) for start in progress(starts, title)]

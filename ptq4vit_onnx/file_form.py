@@ -1,0 +1,36 @@
+"""What a file may do in one of two ways: neither changes what is computed, both change how floats are rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from ptq4vit_onnx.integer_products import GraphIndex, product_nodes
+from ptq4vit_onnx.plan import ScalePlan
+from ptq4vit_onnx.prescribed import attention_scale
+from ptq4vit_onnx.quantizers import TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.site_outputs import column_factors_of
+
+
+@dataclass(frozen=True)
+class FileForm:
+    """folded: fused qkv linears that compute in units of their heads' scales -> the attention scale they include.
+    merged: twin sites whose two branches are one product."""
+
+    folded: Mapping[str, float]
+    merged: frozenset[str]
+
+
+def form_of(model: onnx.ModelProto, plan: ScalePlan) -> FileForm:
+    """How `model`, made from `plan`, arranges its products."""
+    folded = {}
+    for site, factors in column_factors_of(model, plan).items():
+        scores = plan.sites[f"{site.rpartition('.')[0]}.qk"].lhs
+        assert isinstance(scores, Uniform)
+        folded[site] = float(np.float32(attention_scale(factors[:1] * scores.scale[0])))
+    split = {name.site for name, _ in product_nodes(GraphIndex(model)) if name.branch == "coarse"}
+    twins = {site for site, item in plan.sites.items() if isinstance(item.lhs, (TwinSoftmax, TwinGelu))}
+    return FileForm(folded, frozenset(twins - split))
