@@ -18,9 +18,17 @@ class Outcome:
 
 
 def positive(text: str) -> int:
-    value = int(text) if text.strip().lstrip("+-").isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+    return _whole(text, 1)
+
+
+def not_negative(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    value = int(text) if text.strip().lstrip("+-").isdecimal() else least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {text}")
     return value
 
 

@@ -26,6 +26,7 @@ class Options:
     twin: which inputs get two ranges; auto decides per site whether the second range pays for itself.
     activations: affine offers a zero point next to the symmetric form of the paper, and keeps the better.
     outliers: auto gives single input channels that dwarf all others a scale of their own.
+    rounds: how often the search alternates between the two sides of a product; 0 searches each side by itself.
     """
 
     weight_bits: int = 8
@@ -38,7 +39,7 @@ class Options:
     outliers: OutlierMode = "auto"
     bias_correction: bool = False
     search: Search = "fast"
-    rounds: int = 3
+    rounds: int = 0
     candidates: int = 100
     alpha: float = 0.0
     beta: float = 1.2
@@ -50,9 +51,9 @@ class Options:
         for name in ("weight_bits", "activation_bits"):
             if not MIN_BITS <= getattr(self, name) <= MAX_BITS:
                 raise UserError(f"{name} is {getattr(self, name)}; expected {MIN_BITS}..{MAX_BITS}")
-        for name in ("rounds", "candidates", "images"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; expected at least 1")
+        for name, least in (("rounds", 0), ("candidates", 1), ("images", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} is {getattr(self, name)}; expected at least {least}")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed is {self.seed}; expected 0..{2**32 - 1}")
         if not 0 <= self.alpha < self.beta:
@@ -69,8 +70,8 @@ class Options:
 
     @classmethod
     def paper(cls, **changes: Any) -> Options:
-        """PTQ4ViT exactly as published: both twins, Hessian metric, layer-wise symmetric scales."""
-        return replace(cls(twin="both"), **{**_LAYERWISE, **changes})
+        """PTQ4ViT exactly as published: both twins, Hessian metric, three rounds, layer-wise symmetric scales."""
+        return replace(cls(twin="both", rounds=3), **{**_LAYERWISE, **changes})
 
     def to_data(self) -> dict[str, Any]:
         return asdict(self)

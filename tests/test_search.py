@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from ptq4vit_onnx.grids import ListGrid, affine_grid, channel_grid, factors, group_reduce, uniform_grid
+from ptq4vit_onnx.grids import ListGrid, UniformGrid, affine_grid, channel_grid, factors, group_reduce, uniform_grid
 from ptq4vit_onnx.objective import Objective, objective_of, subsample
 from ptq4vit_onnx.options import Options
-from ptq4vit_onnx.quantizers import Uniform
+from ptq4vit_onnx.quantizers import Affine, Uniform
 from ptq4vit_onnx.search import ProductSearch
 from ptq4vit_onnx.sites import Site
 from ptq4vit_onnx.surrogate import lhs_terms, rank, rhs_terms
@@ -145,3 +148,31 @@ def test_group_reduce_cuts_the_axis_into_equal_consecutive_parts() -> None:
     x = torch.arange(12.0).reshape(2, 6)
     assert group_reduce(x, 3, -1, "sum").tolist() == [0 + 1 + 6 + 7, 2 + 3 + 8 + 9, 4 + 5 + 10 + 11]
     assert group_reduce(x.reshape(2, 3, 2, 1), 3, -3, "amax").tolist() == [7, 9, 11]
+
+
+def test_apart_each_side_is_the_best_next_to_the_other_in_float() -> None:
+    recording, options = linear(), Options(search="exhaustive", rounds=0, weight_bits=4, activation_bits=4)
+    product = ProductSearch(objective_of(recording, "hessian"), options, weight=True)
+    lhs_grid = uniform_grid(recording.lhs, 4, 1, -3, options)
+    rhs_grid = uniform_grid(recording.rhs, 4, 1, -1, options)
+    found = product.run([lhs_grid], rhs_grid, Uniform(4, (1.0,)))
+    out, h = product.whole.out, product.whole.h
+    assert h is not None
+    left = [float((h * (q.fake_quantize(recording.lhs) @ recording.rhs - out) ** 2).sum()) for q in every(lhs_grid)]
+    right = [float((h * (recording.lhs @ q.fake_quantize(recording.rhs) - out) ** 2).sum()) for q in every(rhs_grid)]
+    assert found.lhs == every(lhs_grid)[int(np.argmin(left))]
+    assert found.rhs == every(rhs_grid)[int(np.argmin(right))]
+
+
+def every(grid: UniformGrid) -> list[Uniform]:
+    return [grid.pick([index]) for index in range(grid.count)]
+
+
+def test_apart_the_form_with_the_smaller_loss_of_both_sides_is_taken() -> None:
+    recording = linear()
+    recording = replace(recording, lhs=recording.lhs.abs())  # a symmetric range wastes half its codes on these
+    options = Options(rounds=0, weight_bits=8, activation_bits=3)
+    product = ProductSearch(objective_of(recording, "hessian"), options, weight=True)
+    grids: list[Any] = [uniform_grid(recording.lhs, 3, 1, -3, options), affine_grid(recording.lhs, 3, options)]
+    rhs_grid = uniform_grid(recording.rhs, 8, 1, -1, options)
+    assert isinstance(product.run(grids, rhs_grid, Uniform(8, (1.0,))).lhs, Affine)
