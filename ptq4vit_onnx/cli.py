@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from ptq4vit_onnx import __version__, cli_bench, cli_eval
-from ptq4vit_onnx.cli_arguments import Outcome, positive, table
+from ptq4vit_onnx import __version__, cli_bench, cli_eval, cli_reproduce
+from ptq4vit_onnx.cli_arguments import Outcome, not_negative, positive, table
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.models.specs import DEFAULT, SPECS, find
 from ptq4vit_onnx.options import (
@@ -91,6 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
         (cli_eval.add_eval, cli_eval.run_eval),
         (cli_eval.add_parity, cli_eval.run_parity),
         (cli_bench.add_bench, cli_bench.run_bench),
+        (cli_reproduce.add_reproduce, cli_reproduce.run_reproduce),
     ):
         add(commands).set_defaults(command=_printed(run))
     return parser
@@ -157,7 +158,8 @@ def _add_method(export: argparse.ArgumentParser) -> None:
         ("labels", Labels, "labels of the calibration loss (sampled)"),
     ):
         group.add_argument(f"--{name}", choices=get_args(choices), help=text)
-    group.add_argument("--rounds", type=positive, metavar="N", help="alternating rounds (3)")
+    group.add_argument("--rounds", type=not_negative, metavar="N",
+                       help="alternating rounds; 0: each side by itself (0; with --paper 3)")  # fmt: skip
     group.add_argument("--candidates", type=positive, metavar="N", help="scales tried per search (100)")
     group.add_argument("--bias-correction", action="store_true", default=None, help="add the mean error to the biases")
 
