@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ptq4vit_onnx.passes.a_pass import Pass
-from ptq4vit_onnx.passes.byte_codes import add_quantize
+from ptq4vit_onnx.passes.byte_codes import add_clip, add_quantize
 from ptq4vit_onnx.passes.join_branches import give_branches
-from ptq4vit_onnx.passes.twin_codes import coarse_bytes, fine_bytes
+from ptq4vit_onnx.passes.twin_codes import fine_bytes, gelu_bytes
 from ptq4vit_onnx.passes.work import Product, Work
 from ptq4vit_onnx.quantizers import TwinGelu
 
@@ -13,11 +13,15 @@ from ptq4vit_onnx.quantizers import TwinGelu
 class SplitGelu(Pass):
     """Negatives take the fine step, positives the coarse step.
 
-        x -> MatMul     becomes     x -> QuantizeLinear (zero point at the top)    -> MatMul        -> Add
-                                    x -> QuantizeLinear (zero point at the bottom) -> MatMul.coarse ---^
+        x -> MatMul    becomes    x -> LeakyRelu -> QuantizeLinear -> Clip -> MatMul        -> Add
+                                                          v            v                       ^
+                                                          +----------> Sub -> MatMul.coarse ---+
 
-    No mask is needed: a byte cannot lie above the top or below the bottom, so each branch drops the other's
-    values. Where the aligned codes fit a byte, the two are added as bytes and there is one product.
+    The steps are a power of two apart: negatives times that power, in coarse steps, are negatives in fine
+    steps, exactly. So one QuantizeLinear gives the codes of both branches around one zero point; what lies below
+    it is the fine branch, the rest the coarse one. Bytes are cut and subtracted in a tenth of the time that a
+    second QuantizeLinear takes. Where the aligned codes fit a byte, the two are added as bytes and there is one
+    product.
     """
 
     requires = ("RestoreHeadScales",)
@@ -31,6 +35,9 @@ class SplitGelu(Pass):
     def _split(self, work: Work, product: Product) -> None:
         twin, name, x = product.lhs, product.name, product.node.inputs[0]
         assert isinstance(twin, TwinGelu)
-        fine = add_quantize(work, x, fine_bytes(twin), f"{name}/lhs")
-        coarse = add_quantize(work, x, coarse_bytes(twin), f"{name}/lhs.coarse")
+        if twin.shift:
+            x = work.add("LeakyRelu", f"{name}/lhs/LeakyRelu", [x], alpha=float(2**twin.shift))
+        both = add_quantize(work, x, gelu_bytes(twin), f"{name}/lhs.twin")
+        fine = add_clip(work, both, fine_bytes(twin), f"{name}/lhs")
+        coarse = work.add("Sub", f"{name}/lhs.coarse/Sub", [both, fine])
         give_branches(work, product, fine, coarse)

@@ -21,7 +21,8 @@ class SplitSoftmax(Pass):
         p -> MatMul   becomes   p -> QuantizeLinear (fine)   -> Mul by (p < split)     -> MatMul        -> Add
                                 p -> QuantizeLinear (coarse) -> Mul by 1 - (p < split) -> MatMul.coarse ---^
 
-    The mask is a byte too: multiplying bytes costs less than splitting p as floats.
+    The mask is a byte too: multiplying bytes costs less than splitting p as floats. Where the split lies within
+    half a coarse step, the values below it are zero in coarse steps, and the coarse branch needs no mask.
     Where the aligned codes fit a byte, the two are added as bytes and there is one product.
     """
 
@@ -36,17 +37,18 @@ class SplitSoftmax(Pass):
     def _split(self, work: Work, product: Product) -> None:
         twin, name, p = product.lhs, product.name, product.node.inputs[0]
         assert isinstance(twin, TwinSoftmax)
-        is_fine, is_coarse = _masks(work, p, twin.split, f"{name}/lhs/mask")
+        is_fine = _below(work, p, twin.split, f"{name}/lhs/mask")
         fine = add_quantize(work, p, fine_bytes(twin), f"{name}/lhs")
         coarse = add_quantize(work, p, coarse_bytes(twin), f"{name}/lhs.coarse")
         fine = work.add("Mul", f"{name}/lhs/Mul", [fine, is_fine])
-        coarse = work.add("Mul", f"{name}/lhs.coarse/Mul", [coarse, is_coarse])
+        if twin.split > twin.coarse / 2:
+            one = work.constant(f"{name}/lhs/mask/one", scalar(1, np.uint8))
+            is_coarse = work.add("Sub", f"{name}/lhs/mask/Sub", [one, is_fine])
+            coarse = work.add("Mul", f"{name}/lhs.coarse/Mul", [coarse, is_coarse])
         give_branches(work, product, fine, coarse)
 
 
-def _masks(work: Work, p: Any, split: float, name: str) -> tuple[Any, Any]:
-    """Bytes 1 where p < split, and where not. The split is a power of two, so comparing floats is exact."""
+def _below(work: Work, p: Any, split: float, name: str) -> Any:
+    """Bytes 1 where p < split, else 0. The split is a power of two, so comparing floats is exact."""
     below = work.add("Less", f"{name}/Less", [p, work.constant(f"{name}/split", scalar(split, np.float32))])
-    is_fine = work.add("Cast", f"{name}/Cast", [below], to=onnx.TensorProto.UINT8)
-    one = work.constant(f"{name}/one", scalar(1, np.uint8))
-    return is_fine, work.add("Sub", f"{name}/Sub", [one, is_fine])
+    return work.add("Cast", f"{name}/Cast", [below], to=onnx.TensorProto.UINT8)

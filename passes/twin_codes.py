@@ -11,16 +11,29 @@ from typing import Any
 import numpy as np
 
 from ptq4vit_onnx.passes.byte_codes import ByteCodes, bytes_of
-from ptq4vit_onnx.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.quantizers import GELU_MINIMUM, Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.weight_codes import saturating_pairs
 
 Array = np.ndarray[Any, Any]
 
 
 def fine_bytes(twin: TwinSoftmax | TwinGelu) -> ByteCodes:
-    """Softmax: its small values. GELU: its negatives, counted down from `high`: no byte exceeds it."""
-    zero = twin.high if isinstance(twin, TwinGelu) else 0
-    return ByteCodes(twin.fine, zero, 0, twin.high)
+    """Softmax: its small values. GELU: its negatives, counted down from the zero point: no byte exceeds it."""
+    zero = gelu_bytes(twin).zero if isinstance(twin, TwinGelu) else 0
+    return ByteCodes(twin.fine, zero, 0, zero or twin.high)
+
+
+def gelu_bytes(twin: TwinGelu) -> ByteCodes:
+    """Both of GELU's ranges around one zero point, each in its own steps (`scale` is the coarse one).
+
+    QuantizeLinear saturates at 0 and 255, and one of the two shall be where a range ends, which saves a Clip.
+    The zero point 2^(k-1)-1 ends the negatives; 128, at eight bits, the positives. It leaves the negatives a code
+    too many, which GELU does not reach where the plan covers its minimum. Next to bytes of at most 128 no two
+    8-bit weights overflow int16: 128 * (127 + 127) and 128 * (-128 - 128) fit.
+    """
+    covers = np.rint(GELU_MINIMUM / twin.fine) <= twin.high
+    zero = 128 if twin.bits == 8 and covers else twin.high
+    return ByteCodes(twin.coarse, zero, 0, zero + twin.high)
 
 
 def coarse_bytes(twin: TwinSoftmax | TwinGelu) -> ByteCodes:

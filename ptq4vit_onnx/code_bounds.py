@@ -13,7 +13,12 @@ Bounds = tuple[float, float]
 
 _TYPE_BOUNDS: dict[int, Bounds] = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127)}
 _UNBOUNDED: Bounds = (-float("inf"), float("inf"))
-_FLOAT_BOUNDS: dict[str, Bounds] = {"Softmax": (0.0, 1.0), "Relu": (0.0, float("inf")), "Sigmoid": (0.0, 1.0)}
+_GELU: Bounds = (-0.16998, float("inf"))  # its minimum is -0.169971..; a little lower, because kernels round
+_FLOAT_BOUNDS: dict[str, Bounds] = {
+    "Softmax": (0.0, 1.0),
+    "Relu": (0.0, float("inf")),
+    "Sigmoid": (0.0, 1.0),
+}
 _WRAPPING_OPS = frozenset({"Add", "Cast"})
 _DEPTH = 64  # more nodes than lie between two products
 
@@ -37,6 +42,10 @@ def _node_bounds(index: GraphIndex, node: Any, depth: int) -> Bounds:
     op = node.op_type
     if op in _FLOAT_BOUNDS:
         return _FLOAT_BOUNDS[op]
+    if op in {"Gelu", "BiasGelu"} and not _is_approximate(node):
+        return _GELU
+    if op == "LeakyRelu":
+        return _leaked(index, node, depth)
     if op == "QuantizeLinear":
         return _quantized(index, node, depth)
     if op == "Clip":
@@ -44,6 +53,8 @@ def _node_bounds(index: GraphIndex, node: Any, depth: int) -> Bounds:
         return _clipped(code_bounds(index, node.input[0], depth), low, high)
     if op == "Add":
         return _added(index, node, depth)
+    if op == "Sub":
+        return _cut_off(index, node, depth)
     if op == "Cast":
         return _cast(index, node, depth)
     if op == "Concat":
@@ -52,6 +63,33 @@ def _node_bounds(index: GraphIndex, node: Any, depth: int) -> Bounds:
     if op in MOVING_OPS and op != "Pad":
         return code_bounds(index, node.input[0], depth)
     return _UNBOUNDED
+
+
+def _is_approximate(node: Any) -> bool:
+    """The tanh form of GELU goes a little lower."""
+    return any(item.name == "approximate" and item.s != b"none" for item in node.attribute)
+
+
+def _leaked(index: GraphIndex, node: Any, depth: int) -> Bounds:
+    alpha = next((item.f for item in node.attribute if item.name == "alpha"), 0.01)
+    low, high = code_bounds(index, node.input[0], depth)
+    if alpha < 0:
+        return _UNBOUNDED
+    return (low * alpha if low < 0 else low), (high * alpha if high < 0 else high)
+
+
+def _cut_off(index: GraphIndex, node: Any, depth: int) -> Bounds:
+    """x - Clip(x, .., high): how far x lies above `high`, never negative; of other differences nothing is known."""
+    kept = kept_part(index, node)
+    high = None if kept is None or kept.input[1] else _constant_or(index, kept, 2)
+    whole = code_bounds(index, node.input[0], depth)
+    return _UNBOUNDED if high is None else (max(0.0, whole[0] - high), max(0.0, whole[1] - high))
+
+
+def kept_part(index: GraphIndex, node: Any) -> Any | None:
+    """The Clip of x in the difference x - Clip(x), if that is what `node` computes."""
+    clip = index.producer.get(node.input[1]) if node.op_type == "Sub" else None
+    return clip if clip is not None and clip.op_type == "Clip" and clip.input[0] == node.input[0] else None
 
 
 def _quantized(index: GraphIndex, node: Any, depth: int) -> Bounds:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 
+from ptq4vit_onnx.code_bounds import code_bounds, kept_part
 from ptq4vit_onnx.integer_products import Array, GraphIndex, read_product
 
 Step: TypeAlias = Callable[[Array], Array]
@@ -21,7 +22,7 @@ _SEARCH_DEPTH = 24  # nodes between softmax or GELU and the integer kernel; a tw
 class CodePath:
     """Where a side's codes are made: floats -> QuantizeLinear -> codes, and their way as bytes.
 
-    floats is empty where a kernel returned the codes.
+    floats is empty where a kernel returned the codes. lowest: the lowest that QuantizeLinear can return, for any image.
     """
 
     floats: str
@@ -29,6 +30,7 @@ class CodePath:
     scale: Array
     kind: Any
     steps: tuple[Step, ...]
+    lowest: int
 
     def arriving(self, codes: Array) -> Array:
         """What QuantizeLinear's codes are when they arrive at the product."""
@@ -54,15 +56,22 @@ def code_path(index: GraphIndex, tensor: str) -> CodePath | None:
         scale, zero = (kernel.output_scale, kernel.output_zero) if kernel is not None else (None, None)
     if scale is None or zero is None:
         return None
-    return CodePath(floats, node.output[0], scale, zero.dtype, tuple(steps))
+    lowest = max(int(np.iinfo(zero.dtype).min), int(code_bounds(index, node.output[0])[0]))
+    return CodePath(floats, node.output[0], scale, zero.dtype, tuple(steps), lowest)
 
 
 def _byte_step(index: GraphIndex, node: Any) -> Step | None:
-    """An operation on bytes, element by element: Clip, Add of a constant, Cast. The last two wrap around."""
+    """An operation on bytes, element by element: Clip, what a Clip cuts off, Add of a constant, Cast.
+
+    The last two wrap around.
+    """
     values = [index.constant(name) if name else None for name in node.input]
     if node.op_type == "Clip":
         low, high = (None if value is None else int(value.item()) for value in [*values[1:], None, None][:2])
         return lambda codes: codes.clip(*_limits(codes, low, high))
+    clip = kept_part(index, node)
+    if clip is not None and (keep := _byte_step(index, clip)) is not None:
+        return lambda codes: codes - keep(codes)
     if node.op_type == "Add" and len(values) == 2 and values[0] is None and values[1] is not None:
         shift = values[1]
         return lambda codes: codes + shift.astype(codes.dtype)

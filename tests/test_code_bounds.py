@@ -40,6 +40,7 @@ def node(op: str, inputs: str, output: str, **attributes: Any) -> Any:
 
 
 QUANTIZE = node("QuantizeLinear", "image scale zero", "codes")
+GELU = [node("Gelu", "image", "y")]
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,11 @@ QUANTIZE = node("QuantizeLinear", "image scale zero", "codes")
         ([QUANTIZE, node("Cast", "codes", "out", to=3)], (-128, 127)),
         ([QUANTIZE, node("Add", "codes byte_high", "out")], (0, 255)),
         ([QUANTIZE, node("Clip", "codes - byte_high", "c"), node("Add", "c byte_high", "out")], (100, 200)),
+        # -0.16998 times 8 is 5.4 steps of 0.25 below the zero point
+        ([*GELU, node("LeakyRelu", "y", "l", alpha=8.0), node("QuantizeLinear", "l scale zero", "out")], (5, 255)),
+        ([*GELU, node("QuantizeLinear", "y scale zero", "out")], (9, 255)),
+        ([node("Gelu", "image", "y", approximate="tanh"), node("QuantizeLinear", "y scale zero", "out")], (0, 255)),
+        ([QUANTIZE, node("Clip", "codes - byte_high", "c"), node("Sub", "codes c", "out")], (0, 155)),
         (
             # 64..191 plus 128 wraps to 192..255, 0..63: no interval as bytes, but one as signed bytes
             [

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from ptq4vit_onnx.passes import quantize
+from ptq4vit_onnx.passes.twin_codes import fine_bytes, gelu_bytes
 from ptq4vit_onnx.plan import SitePlan
-from ptq4vit_onnx.quantizers import TwinGelu, Uniform
+from ptq4vit_onnx.quantizers import TwinGelu, Uniform, as_float32
+from ptq4vit_onnx.weight_codes import saturating_pairs
 
 
 @pytest.fixture
@@ -68,5 +70,27 @@ def test_eight_bit_weights_that_the_merged_codes_could_saturate_keep_two_product
 def test_operation_counts_before_and_after(small: Any) -> None:
     _, report = quantize(small.gelu(), planned(small, TwinGelu(8, 0.0625, 5), Uniform(8, (0.03125,))))
     assert report.operations_before == {"Gelu": 1, "MatMul": 1, "Add": 1}
-    added = {"Clip": 2, "QuantizeLinear": 2, "DequantizeLinear": 3}
+    added = {"LeakyRelu": 1, "Clip": 1, "Sub": 1, "QuantizeLinear": 1, "DequantizeLinear": 3}
     assert report.operations_after == {"Gelu": 1, "MatMul": 2, "Add": 2, **added}
+
+
+@pytest.mark.parametrize("bits", [3, 6, 8])
+@pytest.mark.parametrize("scale", [2.0**-12, 2.0**-5, 0.013])
+def test_the_codes_are_the_quantizers_also_where_it_does_not_cover_the_negatives(
+    scale: float, bits: int, small: Any, x: Any
+) -> None:
+    twin = TwinGelu.covering_negatives(bits, as_float32(scale))
+    quantized, _ = quantize(small.gelu(), planned(small, twin, Uniform(8, (0.0078125,))))
+    hidden = small.fetch(small.gelu(), x, "mlp.act/Gelu:0")[0]
+    fine, coarse = twin.branches(hidden)
+    names = ["mlp.fc2/lhs/Clip.out", "mlp.fc2/lhs.coarse/Sub.out"]
+    held_fine, held_coarse = small.fetch(quantized, x, *names, kind=np.uint8)
+    assert (held_coarse == coarse).all()
+    assert (fine_bytes(twin).zero - held_fine.astype(int) == fine).all()
+
+
+def test_bytes_of_128_overflow_with_no_weights() -> None:
+    assert gelu_bytes(TwinGelu.covering_negatives(8, 0.0625)).zero == 128
+    for first in (-128, 127):
+        weights = np.array([[first], [first]], np.int8)
+        assert saturating_pairs(weights, 128) == 0 and saturating_pairs(weights, 130) == 1

@@ -68,6 +68,26 @@ def test_the_split_itself_is_coarse_and_what_lies_below_is_fine(small: Any) -> N
     assert (fine[..., 5:, :3] == 21).all() and not coarse[..., 5:, :].any()
 
 
+@pytest.mark.parametrize("shift", [5, 6, 7])
+def test_a_coarse_branch_needs_no_mask_where_the_split_is_within_half_its_step(
+    shift: int, small: Any, random: Any
+) -> None:
+    twin = TwinSoftmax(6, shift)
+    quantized, report = quantize(small.softmax(), small.plan({"attn.pv": SitePlan("matmul", "softmax", twin, RHS)}))
+    masked = shift < 6
+    assert report.operations_after.get("Sub", 0) == masked and report.operations_after["Mul"] == 1 + masked
+    scores = np.log(random.uniform(0, 4 * twin.split, (2, 3, 10, 10))).astype(np.float32)
+    scores[..., -1] = 0  # takes nearly all, so that the others lie around the split
+    probabilities = small.fetch(small.softmax(), scores, "attn/Softmax:0")[0]
+    fine, coarse = small.fetch(
+        quantized, scores, "attn.pv/lhs/Mul.out", f"attn.pv/lhs.coarse/{'Mul' if masked else 'Clip'}.out", kind=np.uint8
+    )
+    assert (probabilities < twin.split).any() and (probabilities[..., :-1] >= twin.split).any()
+    assert all(
+        (held == wanted).all() for held, wanted in zip((fine, coarse), twin.branches(probabilities), strict=True)
+    )
+
+
 def test_operation_counts_before_and_after(small: Any) -> None:
     plan = small.plan({"attn.pv": SitePlan("matmul", "softmax", TwinSoftmax(8, 4), RHS)})
     _, report = quantize(small.softmax(), plan)
