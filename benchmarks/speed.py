@@ -1,0 +1,200 @@
+"""How fast the integer models are: next to their float model, and to `quantize_static` of the same float model.
+
+    python benchmarks/speed.py [--model deit_t deit_s deit_b swin_t] [--variant both/w6a6 static ...]
+                               [--threads 1 2] [--batch 1 8] [--runs 15] [--keep DIR] [--profile VARIANT]
+
+Weights are random, which kernels' times do not depend on, and calibration is cut short: every scale
+just covers the largest value on two made-up images. So the forms that `auto` takes are no model's of any use; how many
+sites took which is printed. All files of a model are timed in turns, in one process, with sleeping
+threads; times are medians and quartiles. Every file is proven before it is timed: all products on integer kernels,
+none can saturate, and each equals integer arithmetic on two images. --keep DIR: where files stay, and are taken from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ptq4vit_onnx.bench import Timing, bench, profile
+from ptq4vit_onnx.calibrate import plan_site
+from ptq4vit_onnx.float_export import export_float
+from ptq4vit_onnx.images import ImageSet, synthetic_images
+from ptq4vit_onnx.kernels import audit
+from ptq4vit_onnx.loading import LoadedModel, load, resolve
+from ptq4vit_onnx.options import Options
+from ptq4vit_onnx.pipeline import save_model, versions
+from ptq4vit_onnx.plan import ScalePlan, SitePlan
+from ptq4vit_onnx.products import discover
+from ptq4vit_onnx.prove import quantize_model
+from ptq4vit_onnx.runtime import cpu_features, optimised_model
+from ptq4vit_onnx.runtime import load as load_file
+from ptq4vit_onnx.site_outputs import FloatSites
+from ptq4vit_onnx.site_parity import check_sites, require_exact
+from ptq4vit_onnx.static_peer import quantize_static_peer
+from ptq4vit_onnx.tape import record
+
+IMAGES = 2
+MODELS = ("deit_t", "deit_s", "deit_b", "swin_t")
+TWINS = ("auto", "both", "softmax", "none")
+WIDTHS = (8, 6, 4)
+FLOAT, STATIC = "float", "static"
+VARIANTS = (*(f"{twin}/w{bits}a{bits}" for bits in WIDTHS for twin in TWINS), STATIC)
+COLUMNS = ("model", "threads", "batch", "ms", "quartiles", "x float", "x quantize_static")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One float model, and the folder of all files made from it."""
+
+    model: LoadedModel
+    images: ImageSet
+    folder: Path
+
+    @property
+    def float_path(self) -> Path:
+        return self.folder / "float.onnx"
+
+    def path(self, variant: str) -> Path:
+        return self.folder / f"{variant.replace('/', '-')}.onnx"
+
+    def plan(self, variant: str) -> ScalePlan:
+        return ScalePlan.load(self.path(variant).with_suffix(".json"))
+
+
+def options_of(variant: str) -> Options:
+    """both/w6a6 -> twins on both, six bits."""
+    twin, _, width = variant.partition("/")
+    bits = int(width[1])
+    return Options(
+        twin=twin,  # type: ignore[arg-type]
+        weight_bits=bits,
+        activation_bits=bits,
+        images=IMAGES,
+        candidates=1,
+        beta=1.0,
+        rounds=1,
+    )
+
+
+def open_subject(name: str, folder: Path) -> Subject:
+    model = load(resolve(name), random_weights=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    return Subject(model, synthetic_images(model.preprocessing, IMAGES, 0), folder)
+
+
+def build(subject: Subject, variants: Sequence[str]) -> None:
+    """Write what is missing: float.onnx, a plan and a model per variant, quantize_static's model."""
+    module, pixels = subject.model.module, torch.from_numpy(subject.images.images)
+    if not subject.float_path.is_file():
+        save_model(export_float(subject.model, discover(module, pixels[:1])), subject.float_path)
+    planned = [variant for variant in variants if variant != STATIC and not subject.path(variant).is_file()]
+    calibrate(subject, [item for item in planned if not subject.path(item).with_suffix(".json").is_file()])
+    for variant in planned:
+        quantize_model(load_file(subject.float_path), subject.plan(variant), subject.path(variant))
+    if STATIC in variants and not subject.path(STATIC).is_file():
+        quantize_static_peer(subject.float_path, subject.images.images, subject.path(STATIC))
+
+
+def calibrate(subject: Subject, variants: Sequence[str]) -> None:
+    """A plan for each variant, all from one recording."""
+    module, pixels = subject.model.module, torch.from_numpy(subject.images.images)
+    found: dict[str, dict[str, SitePlan]] = {variant: {} for variant in variants}
+    for recording in record(module, pixels) if variants else ():
+        for variant, sites in found.items():
+            sites[recording.site.name] = plan_site(recording, options_of(variant))
+    order = [site.name for site in discover(module, pixels[:1])]
+    weights, images = subject.model.fingerprint, subject.images.fingerprint
+    for variant, sites in found.items():
+        data, ordered = options_of(variant).to_data(), {name: sites[name] for name in order}
+        plan = ScalePlan(subject.model.name, weights, images, data, versions(), ordered)
+        plan.save(subject.path(variant).with_suffix(".json"))
+
+
+def prove(subject: Subject, variant: str) -> str:
+    """Raise ParityError unless the file that will be timed computes the plan, in integers, exactly; else say so."""
+    path, plan = subject.path(variant), subject.plan(variant)
+    optimised = optimised_model(path)
+    kernels = audit(path, plan, optimised)
+    kernels.require_integer()
+    kernels.require_exact()
+    sites = check_sites(path, plan, subject.images.images, FloatSites(subject.float_path), optimised)
+    require_exact(sites)
+    return f"{kernels}, {sum(site.exact for site in sites)} of {len(sites)} equal to integer arithmetic"
+
+
+def forms(plan: ScalePlan) -> str:
+    """What the left sides of softmax's and GELU's products became."""
+    parts = []
+    for source in ("softmax", "gelu"):
+        kinds = Counter(type(site.lhs).__name__ for site in plan.sites.values() if site.lhs_source == source)
+        parts.append(f"{source} " + " + ".join(f"{count} {_WORDS[kind]}" for kind, count in sorted(kinds.items())))
+    return f"{', '.join(parts)} ({len(plan.sites)} sites)"
+
+
+_WORDS = {"Uniform": "symmetric", "Affine": "affine", "TwinSoftmax": "twin", "TwinGelu": "twin"}
+
+
+def print_rows(name: str, timings: Sequence[Timing]) -> None:
+    """Rows of one setting: timings of all files, the float one first."""
+    static = next((timing.median for timing in timings if timing.model == STATIC), None)
+    for timing in timings:
+        label = "quantize_static u8s8" if timing.model == STATIC else timing.model.replace("/", ", ")
+        against = "" if static is None else f"{static / timing.median:.2f}"
+        quartiles = f"{timing.low:.1f} .. {timing.high:.1f}"
+        cells = (f"{name} {label}", str(timing.threads), str(timing.batch), f"{timing.median:.1f}", quartiles,
+                 f"{timing.speed:.2f}", against)  # fmt: skip
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def print_profile(subject: Subject, variants: Sequence[str], runs: int) -> None:
+    """Milliseconds per run by operation, one column per file."""
+    files: Mapping[str, Path] = {item: subject.float_path if item == FLOAT else subject.path(item) for item in variants}
+    profiles = {item: profile(path, runs=runs) for item, path in files.items()}
+    operations = dict.fromkeys(op for found in profiles.values() for op in found.by_op)
+    print("\n| ms per run | " + " | ".join(profiles) + " |\n|" + "---|" * (len(profiles) + 1))
+    for op in operations:
+        print(f"| {op} | " + " | ".join(f"{found.by_op.get(op, 0.0):.2f}" for found in profiles.values()) + " |")
+    print("| all | " + " | ".join(f"{found.total:.2f}" for found in profiles.values()) + " |\n")
+
+
+def measure(name: str, parsed: argparse.Namespace, folder: Path) -> None:
+    subject, variants = open_subject(name, folder / name), parsed.variant
+    build(subject, variants)
+    for variant in [item for item in variants if item != STATIC]:
+        proof = "not proven" if parsed.unproven else prove(subject, variant)
+        print(f"{name} {variant}: {forms(subject.plan(variant))}; {proof}", flush=True)
+    if parsed.profile:
+        print_profile(subject, parsed.profile, parsed.runs)
+    files = {FLOAT: subject.float_path, **{variant: subject.path(variant) for variant in variants}}
+    print("\n| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
+    for threads in parsed.threads:
+        for batch in parsed.batch:
+            print_rows(name, bench(files, [threads], [batch], parsed.runs).timings)
+    print(flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", default=list(MODELS))
+    parser.add_argument("--variant", nargs="+", default=list(VARIANTS), choices=VARIANTS, metavar="VARIANT")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--keep", type=Path, help="folder of the files; without it they are made anew and dropped")
+    parser.add_argument("--profile", nargs="+", default=[], choices=(FLOAT, *VARIANTS), metavar="VARIANT")
+    parser.add_argument("--unproven", action="store_true", help="leave out the proof, which takes longer than the rest")
+    parsed = parser.parse_args()
+    print(f"{cpu_features()}; variants: {', '.join(parsed.variant)}\n")
+    with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as temporary:
+        for name in parsed.model:
+            measure(name, parsed, parsed.keep or Path(temporary))
+
+
+if __name__ == "__main__":
+    main()
