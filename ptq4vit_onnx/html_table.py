@@ -8,6 +8,7 @@ from html import escape
 from ptq4vit_onnx.charts import figure
 from ptq4vit_onnx.html_rows import SiteRow, decibels_of, noisiest, worst
 from ptq4vit_onnx.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.twin_choice import twin_choice
 
 NUMBERS = ("SQNR, dB", "Damage, %", "Clipped, %", "Bits", "Shift", "Outliers", "Moved")  # set to the right
 
@@ -39,6 +40,7 @@ def _cells(row: SiteRow) -> dict[str, str]:
         "Clipped, %": "" if evidence is None else figure(100 * evidence.clipped, 2),
         "Bits": f"{lhs.bits} × {rhs.bits}",
         "Left": type_name(lhs),
+        "Twin": _twin(row),
         "Left step": steps(lhs),
         "Shift": str(lhs.shift) if isinstance(lhs, (TwinSoftmax, TwinGelu)) else "",
         "Right step": steps(rhs),
@@ -47,6 +49,12 @@ def _cells(row: SiteRow) -> dict[str, str]:
         "Kernel": row.kernels,
         "Parity": "" if row.exact is None else "exact" if row.exact else (row.failure or "differs"),
     }
+
+
+def _twin(row: SiteRow) -> str:
+    """Why two ranges were taken or left: the expected damage they save, in nats per image."""
+    choice = twin_choice(row.plan)
+    return "" if choice is None else f"{'saves' if choice.taken else 'would save'} {choice.saves:.1e}"
 
 
 def _link(index: int, row: SiteRow) -> str:

@@ -50,10 +50,11 @@ class Objective:
     """One product with its float output and the weight h of each output element.
 
     lhs [.., n, K], rhs [.., K, M] or [K, M], h like the output. h is g^2 scaled to mean 1 for hessian, else ones.
+    unit: what a loss must be multiplied by to be sum g^2 d^2 over all that the recording stands for.
     """
 
-    def __init__(self, lhs: Tensor, rhs: Tensor, h: Tensor | None, metric: Metric) -> None:
-        self.lhs, self.rhs, self.h, self.metric = lhs, rhs, h, metric
+    def __init__(self, lhs: Tensor, rhs: Tensor, h: Tensor | None, metric: Metric, unit: float = 1.0) -> None:
+        self.lhs, self.rhs, self.h, self.metric, self.unit = lhs, rhs, h, metric, unit
         self.out = lhs @ rhs
 
     def chunks(self) -> Iterator[slice]:
@@ -91,16 +92,18 @@ def objective_of(recording: Recording, metric: Metric) -> Objective:
     if not kept.all():
         index = kept.nonzero().flatten() if kept.any() else torch.tensor([0])
         lhs, grad = lhs.index_select(-2, index), grad.index_select(-2, index)
-    return Objective(lhs, rhs, _squared_to_mean_one(grad), metric)
+    h, mean = _squared_to_mean_one(grad)
+    return Objective(lhs, rhs, h, metric, mean / recording.share)
 
 
-def _squared_to_mean_one(grad: Tensor) -> Tensor:
-    """g^2 over its mean; divided before squaring, because squares of small gradients leave float32's range."""
+def _squared_to_mean_one(grad: Tensor) -> tuple[Tensor, float]:
+    """g^2 over its mean, and the mean; divided before squaring: squares of small gradients leave float32's range."""
     largest = grad.abs().max()
     if largest == 0:
-        return torch.ones_like(grad)
+        return torch.ones_like(grad), 0.0
     h = (grad / largest).square_()
-    return h.div_(h.mean(dtype=torch.float64).to(torch.float32))
+    mean = h.mean(dtype=torch.float64)
+    return h.div_(mean.to(torch.float32)), float(mean) * float(largest) ** 2
 
 
 def subsample(objective: Objective, limit: int, seed: int) -> Objective:
@@ -118,11 +121,13 @@ def subsample(objective: Objective, limit: int, seed: int) -> Objective:
         index = torch.randperm(entries, generator=generator)[:wanted].sort().values
         h = None if objective.h is None else objective.h[index]
         rhs = objective.rhs if objective.rhs.dim() == 2 else objective.rhs[index]
-        return Objective(objective.lhs[index], rhs, h, objective.metric)
+        unit = objective.unit * entries / len(index)
+        return Objective(objective.lhs[index], rhs, h, objective.metric, unit)
     energy = objective.lhs.square().mean(-1)
     order = (objective.h.sum(-1) * (energy + energy.mean())).argsort(descending=True, stable=True)
     heavy, light = order[: wanted // 2], order[wanted // 2 :]
     drawn = light[torch.randperm(len(light), generator=generator)[: wanted - len(heavy)]]
     weight = torch.cat([torch.ones(len(heavy)), torch.full((len(drawn),), len(light) / len(drawn))])
     index = torch.cat([heavy, drawn])
-    return Objective(objective.lhs[index], objective.rhs, objective.h[index] * weight[:, None], objective.metric)
+    h = objective.h[index] * weight[:, None]
+    return Objective(objective.lhs[index], objective.rhs, h, objective.metric, objective.unit)

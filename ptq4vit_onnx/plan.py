@@ -17,7 +17,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.sites import Kind, Source
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class SitePlan:
     """How one product is quantised. For a linear, rhs is the weight as [inputs, outputs].
 
     bias_correction: added to the output, one value per output channel (the mean error on the calibration
-    images). losses: what the search measured for this choice, by metric name.
+    images). losses: what the search measured for this choice, by metric name. forms: where several forms of the left
+    side were compared: the expected damage of each, in nats per image (Hessian metric), or its loss.
     """
 
     kind: Kind
@@ -47,6 +48,7 @@ class SitePlan:
     outliers: Outliers | None = None
     bias_correction: tuple[float, ...] | None = None
     losses: Mapping[str, float] = field(default_factory=dict)
+    forms: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

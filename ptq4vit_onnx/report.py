@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ptq4vit_onnx import __version__
+from ptq4vit_onnx import __version__, twin_choice
 
 if TYPE_CHECKING:
     from ptq4vit_onnx.images import ImageSet
@@ -59,6 +59,14 @@ class Report:
             "measured_on": proof.images,
             "passes": asdict(passes),
             "losses": {name: dict(site.losses) for name, site in plan.sites.items()},
+            "twins": {
+                "summary": twin_choice.summary(plan.sites),
+                "sites": {
+                    name: str(choice)
+                    for name, site in plan.sites.items()
+                    if (choice := twin_choice.twin_choice(site)) is not None
+                },
+            },
             "bytes": {"float": file_bytes(float_path), "model": file_bytes(path)},
             "seconds": {stage: round(value, 3) for stage, value in seconds.items()},
         }
@@ -86,6 +94,8 @@ class Report:
             ("against float", f"{versus['agreement']:.1f} % agreement, KL {versus['kl']:.2g}"
                               f"{' (random weights: says nothing about accuracy)' if data['random_weights'] else ''}"),
         ]  # fmt: skip
+        if data["twins"]["summary"]:
+            rows.insert(3, ("twins", data["twins"]["summary"]))
         if versus["top1_float"] is not None:
             rows.append(("top-1", f"{versus['top1_quantised']:.1f} % (float {versus['top1_float']:.1f} %), "
                                   f"{data['measured_on']}"))  # fmt: skip

@@ -9,7 +9,7 @@ other side, is the default; `rounds` 3 is the paper.
 from __future__ import annotations
 
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,17 +30,27 @@ VERIFIED = 5  # candidates measured exactly after ranking
 CHEAP = 1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
 
 
-# How many times smaller a twin's loss must be than a single range's before it is worth a second product. The second
-# P@V is small next to a block; the second fc2 is a quarter of it.
-SOFTMAX_PRICE, GELU_PRICE = 1.1, 2.0
+# What the expected damage (1/2 g^2 d^2, in nats per image) must fall by before a twin is worth its second product. The
+# two are in the ratio of what they cost in time: of a DeiT-S, twelve second P@V take 2 %, twelve second fc2 27 %.
+SOFTMAX_NATS, GELU_NATS = 2.5e-5, 4e-4
+# The same for metrics without nats: how many times smaller the loss must be.
+SOFTMAX_RATIO, GELU_RATIO = 1.1, 8.0
 
 
-def price(lhs: Quantizer) -> float:
-    if isinstance(lhs, TwinSoftmax):
-        return 1.0 if lhs.fits_a_byte else SOFTMAX_PRICE
-    if isinstance(lhs, TwinGelu):
-        return 1.0 if lhs.fits_a_byte else GELU_PRICE
-    return 1.0
+def needs_second_product(lhs: Quantizer) -> bool:
+    return isinstance(lhs, (TwinSoftmax, TwinGelu)) and not lhs.fits_a_byte
+
+
+def price_in_nats(lhs: Quantizer) -> float:
+    if not needs_second_product(lhs):
+        return 0.0
+    return SOFTMAX_NATS if isinstance(lhs, TwinSoftmax) else GELU_NATS
+
+
+def price_as_ratio(lhs: Quantizer) -> float:
+    if not needs_second_product(lhs):
+        return 1.0
+    return SOFTMAX_RATIO if isinstance(lhs, TwinSoftmax) else GELU_RATIO
 
 
 @dataclass(frozen=True)
@@ -55,11 +65,16 @@ class Float:
 
 @dataclass(frozen=True)
 class Found:
-    """The best quantizers of both sides, and the loss on all recorded rows (per group of the rhs, summed)."""
+    """The best quantizers of both sides, and the loss on all recorded rows (per group of the rhs, summed).
+
+    forms: where several forms of the left side were compared, by quantizer class: the expected damage of the best pair
+    of each in nats per image (Hessian metric), or its loss.
+    """
 
     lhs: Quantizer
     rhs: Uniform
     loss: float
+    forms: Mapping[str, float]
 
 
 class ProductSearch:
@@ -68,6 +83,7 @@ class ProductSearch:
     def __init__(self, objective: Objective, options: Options, weight: bool) -> None:
         self.whole, self.options, self.weight = objective, options, weight
         self._alone: dict[int, Uniform] = {}
+        self._damages: dict[tuple[Quantizer, Uniform], float] = {}
         fast = options.search == "fast"
         self.ranked = subsample(objective, RANK_ELEMENTS, options.seed) if fast else objective
         self.verified = subsample(self.ranked, VERIFY_ELEMENTS, options.seed) if fast else objective
@@ -80,22 +96,26 @@ class ProductSearch:
         side first. Another form gets one round, and the others if it is better.
         """
         if self.options.rounds == 0:
-            return self._found(min((self.apart(grid, rhs_grid) for grid in lhs_grids), key=self._priced))
+            return self._found([self.apart(grid, rhs_grid) for grid in lhs_grids])
         rhs = start
         if self.weight:
             form = lhs_grids[0].pick([0] * lhs_grids[0].groups)
             rhs = typing.cast(Uniform, self.search("rhs", rhs_grid, Float(form)))
         best = self.alternate(lhs_grids[0], rhs_grid, rhs, self.options.rounds)
+        tried = [best]
         for grid in lhs_grids[1:]:
             other = self.alternate(grid, rhs_grid, best[1], 1)
-            if self._priced(other) < self._priced(best):
-                best = other if self.options.rounds == 1 else self.alternate(
-                    grid, rhs_grid, other[1], self.options.rounds - 1
-                )  # fmt: skip
-        return self._found(best)
+            if self._priced(other) < self._priced(best) and self.options.rounds > 1:
+                other = self.alternate(grid, rhs_grid, other[1], self.options.rounds - 1)
+            tried.append(other)
+            best = min(best, other, key=self._priced)
+        return self._found(tried)
 
-    def _found(self, pair: tuple[Quantizer, Uniform]) -> Found:
-        return Found(*pair, float(self.loss(self.whole, *pair, 1, -1)))
+    def _found(self, pairs: list[tuple[Quantizer, Uniform]]) -> Found:
+        """The cheapest of the pairs, one for each form."""
+        best = min(pairs, key=self._priced) if len(pairs) > 1 else pairs[0]
+        forms = {type(pair[0]).__name__: self._damage(pair) for pair in pairs} if len(pairs) > 1 else {}
+        return Found(*best, float(self.loss(self.whole, *best, 1, -1)), forms)
 
     def apart(self, lhs_grid: Grid, rhs_grid: Grid) -> tuple[Quantizer, Uniform]:
         """Each side by itself, the other one in float. Left forms that allow the same weights share the right side."""
@@ -118,8 +138,18 @@ class ProductSearch:
         return lhs, rhs
 
     def _priced(self, pair: tuple[Quantizer, Uniform]) -> float:
-        """The loss, times what the form costs at run time."""
-        return float(self.loss(self.verified, *pair, 1, -1)) * price(pair[0])
+        """The damage, and what the form costs at run time."""
+        if self.options.metric == "hessian":
+            return self._damage(pair) + price_in_nats(pair[0])
+        return self._damage(pair) * price_as_ratio(pair[0])
+
+    def _damage(self, pair: tuple[Quantizer, Uniform]) -> float:
+        """Expected, in nats per image, under the Hessian metric; of another metric its loss."""
+        if pair not in self._damages:
+            loss = float(self.loss(self.verified, *pair, 1, -1))
+            nats = self.verified.unit / 2 / self.options.images
+            self._damages[pair] = loss * nats if self.options.metric == "hessian" else loss
+        return self._damages[pair]
 
     def search(self, side: Side, grid: Grid, other: Quantizer | Float) -> Quantizer:
         """The best candidate of `grid` for one side, the other side fixed."""

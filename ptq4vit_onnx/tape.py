@@ -32,12 +32,14 @@ class Recording:
 
     grad: d loss / d (lhs @ rhs), in the output's shape, of the loss summed over images: independent of batching.
     linear and conv: lhs [rows, inputs], grad [rows, outputs]. matmul: lhs [.., heads, rows, inner].
+    share: how much of the product was kept.
     """
 
     site: Site
     lhs: Tensor
     rhs: Tensor
     grad: Tensor
+    share: float = 1.0
 
 
 @dataclass
@@ -46,6 +48,7 @@ class _Pieces:
     lhs: list[Tensor] = field(default_factory=list)
     rhs: list[Tensor] = field(default_factory=list)
     grad: list[Tensor | None] = field(default_factory=list)
+    entries: int = 0  # rows or windows seen, kept or not
 
     @property
     def complete(self) -> bool:
@@ -54,7 +57,7 @@ class _Pieces:
     def join(self) -> Recording:
         grad = torch.cat([piece for piece in self.grad if piece is not None])
         rhs = self.rhs[0].contiguous() if self.site.rhs_is_weight else torch.cat(self.rhs)
-        return Recording(self.site, torch.cat(self.lhs), rhs, grad)
+        return Recording(self.site, torch.cat(self.lhs), rhs, grad, len(grad) / self.entries)
 
 
 class Recorder:
@@ -77,6 +80,7 @@ class Recorder:
         pieces.lhs.append(_rows(call.lhs, call, kept))
         pieces.rhs.append(call.rhs.detach() if call.site.rhs_is_weight else _rows(call.rhs, call, kept))
         pieces.grad.append(None)
+        pieces.entries += _entries(call)
         out.register_hook(  # type: ignore[no-untyped-call]
             lambda grad: pieces.grad.__setitem__(slot, _rows(call.unfinish(grad), call, kept))
         )
@@ -84,7 +88,7 @@ class Recorder:
 
     def _kept(self, call: Call) -> Tensor | None:
         """Which rows of a linear, or which entries of a matmul's first axis, are kept; None for all."""
-        entries = call.lhs[..., 0].numel() if call.site.rhs_is_weight else len(call.lhs)
+        entries = _entries(call)
         output = call.lhs.numel() // call.lhs.shape[-1] * call.rhs.shape[-1]
         wanted = max(1, self.most * entries // max(call.lhs.numel(), output))
         if wanted >= entries:
@@ -95,6 +99,10 @@ class Recorder:
         """Hand out and forget what is complete, last site first."""
         for name in [name for name, pieces in reversed(self.pieces.items()) if pieces.complete]:
             yield self.pieces.pop(name).join()
+
+
+def _entries(call: Call) -> int:
+    return call.lhs[..., 0].numel() if call.site.rhs_is_weight else len(call.lhs)
 
 
 def _rows(x: Tensor, call: Call, kept: Tensor | None) -> Tensor:

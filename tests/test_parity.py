@@ -189,7 +189,8 @@ def test_end_to_end_counts_predictions_of_trained_weights() -> None:
     quantised[1] = -quantised[1]
     result = parity.check_end_to_end(quantised, simulated, coin_toss=False)
     assert not result.passed
-    assert result.sentence == "99.00 % of 200 predictions equal the simulator's (limit 99.5 %)"
+    assert result.sentence.startswith("99.00 % of 200 predictions equal the simulator's (limit 99.5 %)")
+    assert result.identical == 99 and "bit for bit on 99 %" in result.sentence
 
 
 def test_end_to_end_measures_logits_of_random_weights() -> None:

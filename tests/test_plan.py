@@ -78,7 +78,7 @@ def test_a_file_is_read_again_exactly_and_is_plain_json(tmp_path: Path) -> None:
     PLAN.save(tmp_path / "plan.json")
     assert ScalePlan.load(tmp_path / "plan.json") == PLAN
     data = json.loads((tmp_path / "plan.json").read_text())
-    assert data["format"] == 1
+    assert data["format"] == 2
     assert data["sites"]["blocks.0.attn.pv"]["lhs"] == {"type": "twin_softmax", "bits": 8, "shift": 4}
 
 
@@ -115,8 +115,8 @@ def change(*path: Any, to: Any = ...) -> Callable[[Any], None]:
 
 FC2, PV = ("sites", "blocks.0.mlp.fc2"), ("sites", "blocks.0.attn.pv")
 MISTAKES = [
-    (change("format", to=2), "format: expected 1, got 2"),
-    (change("format"), "format: expected 1, got None"),
+    (change("format", to=1), "format: expected 2, got 1"),
+    (change("format"), "format: expected 2, got None"),
     (change("model", to=3), "model: expected str, got 3"),
     (change("weights"), "weights: missing"),
     (change("extra", to=1), "extra: unknown field"),

@@ -1,0 +1,49 @@
+"""What `--twin auto` chose at each softmax and GELU input, and why, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ptq4vit_onnx.plan import SitePlan
+from ptq4vit_onnx.quantizers import TwinGelu, TwinSoftmax
+
+_TWINS = ("TwinSoftmax", "TwinGelu")
+
+
+@dataclass(frozen=True)
+class TwinChoice:
+    """taken: the site has two ranges. saves: expected damage that a twin takes off the best single range."""
+
+    taken: bool
+    saves: float
+    one_product: bool
+
+    def __str__(self) -> str:
+        cost = "at no second product" if self.one_product else "for a second product"
+        verdict = "taken" if self.taken else "not worth it"
+        return f"twin would save {self.saves:.1e} {cost}: {verdict}"
+
+
+def twin_choice(site: SitePlan) -> TwinChoice | None:
+    """None where nothing was chosen: no twin was on offer, or a twin was asked for."""
+    twin = next((damage for form, damage in site.forms.items() if form in _TWINS), None)
+    single = [damage for form, damage in site.forms.items() if form not in _TWINS]
+    if twin is None or not single:
+        return None
+    taken = isinstance(site.lhs, (TwinSoftmax, TwinGelu))
+    one = isinstance(site.lhs, (TwinSoftmax, TwinGelu)) and site.lhs.fits_a_byte
+    return TwinChoice(taken, min(single) - twin, one)
+
+
+def summary(sites: Mapping[str, SitePlan]) -> str | None:
+    """One line for the table at the end of an export; None where nothing was chosen."""
+    choices = [choice for site in sites.values() if (choice := twin_choice(site)) is not None]
+    if not choices:
+        return None
+    taken = [choice.saves for choice in choices if choice.taken]
+    left = [choice.saves for choice in choices if not choice.taken]
+    return (
+        f"{len(taken)} of {len(choices)} softmax and GELU inputs take two ranges, which saves {sum(taken):.2g} nats of "
+        f"expected damage per image; the others would save {sum(left):.2g} and are not worth a second product"
+    )
