@@ -36,6 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = build_parser()
     parsed = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    # Before torch is imported. Its threads spin while they wait for each other; next to any other busy program that
+    # made a calibration ten times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if not hasattr(parsed, "command"):
         parser.print_help()
         return 2

@@ -205,6 +205,15 @@ def test_explicit_options_change_the_methods_own_and_nothing_else() -> None:
     assert parsed("--method", "base", "--metric", "mse").metric == "mse"
 
 
+def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    cli.main(["models"])
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    cli.main(["models"])
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
 def test_a_closed_pipe_ends_quietly() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = f"set -o pipefail; {sys.executable} -m ptq4vit_onnx.cli models | true"
