@@ -3,7 +3,7 @@
     python benchmarks/file_size.py [--model deit_s deit_b] [--bits 8 6 4] [--runs 7]
 
 Random weights and a hasty plan (sizes and load times do not depend on them). "as bytes": the same model with its
-weights left as int8. Load time: creating an ONNX Runtime session from the file, one thread, medians of interleaved runs.
+weights left as int8. Load time: creating an ONNX Runtime session from the file, medians of interleaved runs.
 """
 
 from __future__ import annotations

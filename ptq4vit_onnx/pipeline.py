@@ -32,6 +32,7 @@ Array = np.ndarray[Any, Any]
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 FLOAT_TOLERANCE = 1e-4  # of the logits' largest magnitude: float32 rounding through a deep network stays far below
 SITE_IMAGES = 2  # images on which every product is held against the integer oracle
+LATENCY_RUNS = 10  # of each model, in turns; `bench` measures longer and more
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def _run(
         names = [site.name for site in sites]
         plan, evidence = (known_plan, {}) if known_plan else make_plan(request, model, images, names, progress)
         plan.save(staging / "plan.json")
+    from ptq4vit_onnx.bench import bench
     from ptq4vit_onnx.prove import prove, quantize_model
 
     with clock("passes"):
@@ -116,7 +118,11 @@ def _run(
     with clock("prove"):
         test = evaluation_images(spec, model, images)
         proof = prove(path, float_path, plan, model, test, images.images[:SITE_IMAGES], progress)
-    report = Report.build(request, model, images, plan, parity, proof, passes, path, float_path, clock.seconds)
+    with clock("time"):
+        latency = bench({"float": float_path, "model": path}, batches=(request.batch or 1,), runs=LATENCY_RUNS)
+    report = Report.build(
+        request, model, images, plan, parity, proof, passes, path, float_path, latency, clock.seconds
+    )  # fmt: skip
     report.save(staging)
     (staging / "report.html").write_text(render(report.data, plan, evidence), encoding="utf-8")
     return report

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ptq4vit_onnx import __version__, twin_choice
 
 if TYPE_CHECKING:
+    from ptq4vit_onnx.bench import BenchResult
     from ptq4vit_onnx.images import ImageSet
     from ptq4vit_onnx.loading import LoadedModel
     from ptq4vit_onnx.passes import PassReport
@@ -31,7 +32,8 @@ class Report:
     @classmethod
     def build(
         cls, request: ExportRequest, model: LoadedModel, images: ImageSet, plan: ScalePlan, parity: FloatParity,
-        proof: Proof, passes: PassReport, path: Path, float_path: Path, seconds: Mapping[str, float],
+        proof: Proof, passes: PassReport, path: Path, float_path: Path, latency: BenchResult,
+        seconds: Mapping[str, float],
     ) -> Report:  # fmt: skip
         data = {
             "format": FORMAT,
@@ -67,6 +69,7 @@ class Report:
                     if (choice := twin_choice.twin_choice(site)) is not None
                 },
             },
+            "latency": latency.to_data(),
             "bytes": {"float": file_bytes(float_path), "model": file_bytes(path)},
             "seconds": {stage: round(value, 3) for stage, value in seconds.items()},
         }
@@ -103,9 +106,19 @@ class Report:
         rows += [
             ("file", str(self.folder / "model.onnx")),
             ("size", f"{sizes['model'] / 1e6:.1f} MB (float {sizes['float'] / 1e6:.1f} MB)"),
+            ("latency", _latency(data["latency"])),
             ("time", ", ".join(f"{stage} {value:.0f} s" for stage, value in data["seconds"].items())),
         ]
         return rows
+
+
+def _latency(latency: Mapping[str, Any]) -> str:
+    before, after = latency["timings"]
+    return (
+        f"{after['median']:.1f} ms ({after['low']:.1f} .. {after['high']:.1f}), float {before['median']:.1f} ms "
+        f"({before['low']:.1f} .. {before['high']:.1f}): {after['speed']:.2f}x, one thread, batch {after['batch']}, on "
+        f"{latency['cpu']}"
+    )
 
 
 def file_bytes(path: Path) -> int:
