@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,12 @@ def main() -> None:
     parser.add_argument("--fold", nargs="+", type=int, default=[3, 0])
     parser.add_argument("--limit", type=int, help="photos per fold")
     parser.add_argument("--rows", nargs="+", type=int, help="only these rows of the table, counted from 1")
+    parser.add_argument("--rounds", type=int, help="instead of each method's own")
     parsed = parser.parse_args()
     table = method_rows(parsed.bits or [8, 6, 4]) if parsed.table == "methods" else ablation_rows(parsed.bits or [8, 6])
     table = [table[row - 1] for row in parsed.rows] if parsed.rows else table
+    if parsed.rounds is not None:
+        table = [(f"{title}, {parsed.rounds} rounds", replace(row, rounds=parsed.rounds)) for title, row in table]
     print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER))
     for name in parsed.model:
         for row in rows_of(name, table, parsed.fold, parsed.limit):

@@ -22,7 +22,8 @@ _SEARCH_DEPTH = 24  # nodes between softmax or GELU and the integer kernel; a tw
 class CodePath:
     """Where a side's codes are made: floats -> QuantizeLinear -> codes, and their way as bytes.
 
-    floats is empty where a kernel returned the codes. lowest: the lowest that QuantizeLinear can return, for any image.
+    floats is empty where a kernel returned the codes. zero: QuantizeLinear's zero point; lowest, highest: what it can
+    return, for any image.
     """
 
     floats: str
@@ -30,7 +31,9 @@ class CodePath:
     scale: Array
     kind: Any
     steps: tuple[Step, ...]
+    zero: int
     lowest: int
+    highest: int
 
     def arriving(self, codes: Array) -> Array:
         """What QuantizeLinear's codes are when they arrive at the product."""
@@ -56,8 +59,11 @@ def code_path(index: GraphIndex, tensor: str) -> CodePath | None:
         scale, zero = (kernel.output_scale, kernel.output_zero) if kernel is not None else (None, None)
     if scale is None or zero is None:
         return None
-    lowest = max(int(np.iinfo(zero.dtype).min), int(code_bounds(index, node.output[0])[0]))
-    return CodePath(floats, node.output[0], scale, zero.dtype, tuple(steps), lowest)
+    limits, bounds = np.iinfo(zero.dtype), code_bounds(index, node.output[0])
+    lowest, highest = max(limits.min, bounds[0]), min(limits.max, bounds[1])
+    return CodePath(
+        floats, node.output[0], scale, zero.dtype, tuple(steps), int(zero.reshape(-1)[0]), int(lowest), int(highest)
+    )
 
 
 def _byte_step(index: GraphIndex, node: Any) -> Step | None:

@@ -54,7 +54,10 @@ def _cells(row: SiteRow) -> dict[str, str]:
 def _twin(row: SiteRow) -> str:
     """Why two ranges were taken or left: the expected damage they save, in nats per image."""
     choice = twin_choice(row.plan)
-    return "" if choice is None else f"{'saves' if choice.taken else 'would save'} {choice.saves:.1e}"
+    if choice is None:
+        return ""
+    verb = "saves" if choice.taken else "would save" if choice.saves > 0 else "would add"
+    return f"{verb} {abs(choice.saves):.1e}"
 
 
 def _link(index: int, row: SiteRow) -> str:

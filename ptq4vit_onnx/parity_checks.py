@@ -3,6 +3,7 @@
 kernels      every product runs on an integer kernel of ONNX Runtime
 saturation   no product can overflow 16 bits on a CPU without VNNI
 sites        every product equals integer arithmetic on the plan's codes and scales
+parameters   what is not quantised (LayerNorms, embeddings, tables) is the float model's
 agreement    predictions equal the float model's
 kl, drop     distance of the predicted distributions; loss of top-1 where there are labels
 """
@@ -25,7 +26,7 @@ from ptq4vit_onnx.parity import AgainstFloat, compare_with_float
 from ptq4vit_onnx.plan import ScalePlan
 from ptq4vit_onnx.replay import divergences
 from ptq4vit_onnx.runtime import Array, load, optimised_model
-from ptq4vit_onnx.site_outputs import FloatSites, fetch, output_tensors
+from ptq4vit_onnx.site_outputs import FloatSites, fetch, float_parameters, output_tensors
 from ptq4vit_onnx.site_parity import check_sites
 
 Status = Literal["passed", "failed", "skipped"]
@@ -134,7 +135,7 @@ def _inside(model: ModelFile, reference: ModelFile, plan: ScalePlan | None, few:
     """What the graph says, and what its kernels return."""
     optimised = optimised_model(model.path)
     kernels = audit(model.path, plan, optimised)
-    checks = [_kernels(kernels), _saturation(kernels, plan)]
+    checks = [_kernels(kernels), _saturation(kernels, plan), _parameters(model, reference)]
     if plan is None:
         return [*checks, Check("sites", "skipped", "no plan; give --plan plan.json")]
     sites = check_sites(model.path, plan, few, FloatSites(reference.path), optimised)
@@ -144,6 +145,17 @@ def _inside(model: ModelFile, reference: ModelFile, plan: ScalePlan | None, few:
         return [*checks, Check("sites", "passed", sentence)]
     sentence += f"; the first that does not is {wrong[0].site}/{wrong[0].product}: {wrong[0].failure}"
     return [*checks, Check("sites", "failed", sentence, wrong[0].site)]
+
+
+def _parameters(model: ModelFile, reference: ModelFile) -> Check:
+    """Nodes outside the products have the constants that they have in the float model."""
+    held, wanted = (float_parameters(load(file.path)) for file in (model, reference))
+    shared = [key for key in wanted if key in held]
+    wrong = [key for key in shared if not np.array_equal(held[key], wanted[key], equal_nan=True)]
+    sentence = f"{len(shared) - len(wrong)} of {len(shared)} parameters outside the products are the float model's"
+    if wrong:
+        sentence += f"; the first that is not is input {wrong[0][1]} of {wrong[0][0]}"
+    return Check("parameters", _status(not wrong), sentence)
 
 
 def _kernels(kernels: KernelAudit) -> Check:

@@ -6,6 +6,7 @@ Left of it there is torch and no ONNX, right of it ONNX and no torch.
 from __future__ import annotations
 
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -86,7 +87,8 @@ class ScalePlan:
     @classmethod
     def from_data(cls, data: object) -> ScalePlan:
         if isinstance(data, dict) and data.get("format") != FORMAT:
-            raise PlanFieldError("format", f"expected {FORMAT}, got {data.get('format')!r}")
+            older = "; it was made by another version, calibrate again without --plan"
+            raise PlanFieldError("format", f"expected {FORMAT}, got {data.get('format')!r}{older}")
         return typing.cast(ScalePlan, _parse(cls, data, ""))
 
 
@@ -142,7 +144,10 @@ def _parse(kind: Any, data: object, where: str) -> Any:
         return _parse_dataclass(kind, data, where)
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return _as_fraction(data, where)
-    return _expect(kind, data, where)
+    value = _expect(kind, data, where)
+    if kind is float and not math.isfinite(value):
+        raise PlanFieldError(where, f"expected a finite number, got {value}")
+    return value
 
 
 def _as_fraction(data: int, where: str) -> float:
@@ -198,6 +203,9 @@ def _require_consistent(site: SitePlan, where: str) -> None:
     for name in ("outliers", "bias_correction"):
         if site.kind == "matmul" and getattr(site, name) is not None:
             raise PlanFieldError(_join(where, name), "expected null: a matmul has neither outliers nor a bias")
+    unknown = sorted(set(site.forms) - {kind.__name__ for kind in _TYPE_NAMES})
+    if unknown:
+        raise PlanFieldError(_join(where, f"forms.{unknown[0]}"), "no such quantizer")
     if site.outliers is not None and not site.outliers.channels:
         raise PlanFieldError(_join(where, "outliers.channels"), "expected at least one channel")
 

@@ -106,13 +106,13 @@ def check_product_scale(product: IntegerProduct, planned: Array) -> str | None:
 def check_range(quantizer: Quantizer, branch: str, path: CodePath, zero: Array) -> str | None:
     """Whatever the image, the codes of a side can reach the quantizer's highest value and stay in its range.
 
-    All values of a byte are sent down the path, except those below what QuantizeLinear can return. Softmax is never
-    negative: it need not reach the lowest value.
+    All bytes that QuantizeLinear can return are sent down the path. Softmax is never negative: it need not reach the
+    lowest value; and it ends at 1, which may be below the highest.
     """
     low, high = _unit_range(quantizer, branch)
-    every = np.arange(path.lowest, np.iinfo(path.kind).max + 1).astype(path.kind)
+    every = np.arange(path.lowest, path.highest + 1).astype(path.kind)
     units = path.arriving(every).astype(np.int32) - int(zero.reshape(-1)[0])
-    if low <= units.min() and units.max() == high:
+    if low <= units.min() and units.max() == min(high, path.highest - path.zero):
         return None
     return f"codes can be {units.min()}..{units.max()} from zero, the plan's are {low}..{high}"
 

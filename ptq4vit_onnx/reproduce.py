@@ -14,13 +14,14 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.image_stream import ImageSource, Where, open_images
+from ptq4vit_onnx.identity import Identity, data_identity, file_identity
+from ptq4vit_onnx.image_stream import ImageSource, ImageStream, Where, open_images
 from ptq4vit_onnx.images import Array, ImageSet, Progress, list_folder, load_images, require_source
 from ptq4vit_onnx.loading import LoadedModel, load, resolve
 from ptq4vit_onnx.model_file import ModelFile
@@ -65,11 +66,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where images come from, found out before anything is computed."""
+    """Where images come from, found out before anything is computed. identities: of both, to know them again."""
 
     validation: ImageSource
     calibration: Path
     calibration_where: Where | None
+    identities: tuple[Identity, Identity]
 
     @classmethod
     def of(cls, request: Request) -> Sources:
@@ -82,7 +84,8 @@ class Sources:
         if validation.is_dir() and list_folder(validation, where).labels is None:
             raise _no_labels(validation)
         drawn_alike = request.calibration is None and calibration == validation
-        return cls(source, calibration, where if drawn_alike else None)
+        identities = data_identity(validation), data_identity(calibration)
+        return cls(source, calibration, where if drawn_alike else None, identities)
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ def reproduce(request: Request, progress: Progress = lambda items, _title: items
             skipped.append(f"skipped {len(wanted)} rows of {name}: {error}{hint}")
             continue
         bench = _Bench(request, sources, spec, model, progress)
+        bench.require_labels()  # now, not after the first calibration
         for row in wanted:
             add_row(request.csv, bench.measure(row))
     return Reproduction(read_rows(request.csv), tuple(skipped))
@@ -173,19 +177,24 @@ class _Bench:
         tick()  # ends the bar
         return {name: found[name] for name in order}
 
-    def _chunks(self, row: TableRow) -> Iterator[ImageSet]:
-        model = self.model
-        file = ModelFile(Path(model.name), model.name, model.fingerprint, model.preprocessing)
-        source = self.sources.validation
-        stream = open_images(source, file, lambda items, title: self.progress(items, f"{row}: {title}"))
-        if stream.labels is None:
+    def require_labels(self) -> None:
+        source, model = self.sources.validation, self.model
+        labels = self._open(lambda items, _title: items).labels
+        if labels is None:
             raise _no_labels(source.data)
-        if not ((stream.labels >= 0) & (stream.labels < model.classes)).all():
+        if not ((labels >= 0) & (labels < model.classes)).all():
             raise UserError(
                 f"{source.data} has labels beyond 0..{model.classes - 1}, the classes of {model.name}; "
                 "give images of this model's classes"
             )
-        yield from stream.chunks
+
+    def _chunks(self, row: TableRow) -> Iterator[ImageSet]:
+        yield from self._open(lambda items, title: self.progress(items, f"{row}: {title}")).chunks
+
+    def _open(self, progress: Progress) -> ImageStream:
+        model = self.model
+        file = ModelFile(Path(model.name), model.name, model.fingerprint, model.preprocessing)
+        return open_images(self.sources.validation, file, progress)
 
     def _float(self, number: int, images: Array) -> Array:
         from ptq4vit_onnx.simulate import simulate
@@ -256,10 +265,10 @@ def key_of(request: Request, sources: Sources, row: TableRow) -> str:
     where = sources.validation.where
     identity = {
         "version": __version__, "table": request.table, "model": row.model, "method": row.method,
-        "options": row.options.to_data(), "weights": _file_identity(request.checkpoints.get(row.model)),
-        "validation": str(sources.validation.data and sources.validation.data.resolve()), "limit": request.limit,
+        "options": row.options.to_data(), "weights": file_identity(request.checkpoints.get(row.model)),
+        "validation": sources.identities[0], "limit": request.limit,
         "where": None if where is None else [where.column, where.value],
-        "calibration": str(sources.calibration.resolve()), "engine": request.engine,
+        "calibration": sources.identities[1], "engine": request.engine,
     }  # fmt: skip
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -271,11 +280,6 @@ def _require_checkpoints(request: Request) -> None:
             raise UserError(f"--checkpoint {name}={path}: {name} is not asked for; name it in --models")
         if not path.is_file():
             raise UserError(f"no checkpoint at {path} for {name}; give a .safetensors, .pth, .pt or .bin file")
-
-
-def _file_identity(path: Path | None) -> list[Any] | None:
-    """A file that was replaced holds other weights."""
-    return None if path is None else [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
 
 
 def _subfolder(data: Path, names: Sequence[str]) -> Path | None:

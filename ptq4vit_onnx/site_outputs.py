@@ -59,6 +59,21 @@ def _joined(values: list[Array], size: int, count: int) -> Array:
     return whole if size * len(values) == count else whole.take(range(count * per_image), axis)
 
 
+def float_parameters(model: onnx.ModelProto) -> dict[tuple[str, int], Array]:
+    """The float constants of all nodes that belong to no product, by the node's name and the input's position."""
+    index = GraphIndex(model)
+    sites = {name.site for node in index.nodes if (name := parse_name(node.name)) is not None}
+    found = {}
+    for node in index.nodes:
+        if node.name.partition("/")[0] in sites or node.op_type == "Constant":
+            continue
+        for position, name in enumerate(node.input):
+            value = index.constant(name)
+            if value is not None and value.dtype.kind == "f":
+                found[node.name, position] = value
+    return found
+
+
 class FloatSites:
     """The weights and biases of a float model, by site."""
 

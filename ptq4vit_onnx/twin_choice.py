@@ -20,6 +20,8 @@ class TwinChoice:
     one_product: bool
 
     def __str__(self) -> str:
+        if self.saves <= 0:
+            return f"twin would add {-self.saves:.1e}: not taken"
         cost = "at no second product" if self.one_product else "for a second product"
         verdict = "taken" if self.taken else "not worth it"
         return f"twin would save {self.saves:.1e} {cost}: {verdict}"
@@ -42,8 +44,9 @@ def summary(sites: Mapping[str, SitePlan]) -> str | None:
     if not choices:
         return None
     taken = [choice.saves for choice in choices if choice.taken]
-    left = [choice.saves for choice in choices if not choice.taken]
-    return (
+    left = [max(choice.saves, 0.0) for choice in choices if not choice.taken]
+    text = (
         f"{len(taken)} of {len(choices)} softmax and GELU inputs take two ranges, which saves {sum(taken):.2g} nats of "
-        f"expected damage per image; the others would save {sum(left):.2g} and are not worth a second product"
     )
+    text += "expected damage per image"
+    return text + (f"; the others would save {sum(left):.2g}, not worth second products" if left else "")

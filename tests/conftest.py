@@ -273,7 +273,7 @@ def exported(float_export: Callable[..., FloatExport], tmp_path_factory: pytest.
 
     made = float_export("vit_digits")
     images = torch.from_numpy(embedded_digits(made.model.preprocessing, "calibration", 8).images)
-    found = calibrate(record(made.model.module, images), Options(candidates=10, rounds=1))
+    found = calibrate(record(made.model.module, images), Options(candidates=10, rounds=1, twin="softmax"))
     sites = {site.name: found[site.name] for site in made.sites}
     plan = ScalePlan("vit_digits", made.model.fingerprint, "", {}, {}, sites)
     folder = tmp_path_factory.mktemp("exported")

@@ -20,10 +20,12 @@ from ptq4vit_onnx.images import embedded_digits
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.passes import quantize
 from ptq4vit_onnx.plan import ScalePlan
-from ptq4vit_onnx.quantizers import Affine
+from ptq4vit_onnx.quantizers import Affine, as_float32
 from ptq4vit_onnx.runtime import run
 from ptq4vit_onnx.runtime_floats import RuntimeFloats
 from ptq4vit_onnx.simulate import simulate_exactly
+from ptq4vit_onnx.site_outputs import FloatSites
+from ptq4vit_onnx.site_parity import check_sites
 from ptq4vit_onnx.tape import record
 
 
@@ -134,3 +136,19 @@ def test_onnxs_reference_evaluator_computes_the_same_from_the_whole_file(
     onnx.checker.check_model(quantised, full_check=True)
     expected = ReferenceEvaluator(quantised).run(None, {"image": digits[:2]})[0]
     np.testing.assert_allclose(run(quantised, digits[:2]), expected, atol=0.02 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("scale", [1 / 63, 1 / 40])  # 1 is the highest code, or a lower one
+def test_probabilities_in_one_range_of_six_bits_need_no_clip_and_pass(
+    scale: float, float_export: Any, digits: Any
+) -> None:
+    made = float_export("vit_digits", None)
+    _, plan = _quantised(made, activation_bits=6)
+    lhs = Affine(6, (as_float32(scale),), (0,))
+    sites = {name: replace(site, lhs=lhs) if name.endswith(".pv") else site for name, site in plan.sites.items()}
+    plan = replace(plan, sites=sites)
+    quantised = quantize(made.proto, plan)[0]
+    assert all(result.exact for result in check_sites(quantised, plan, digits[:1], FloatSites(made.proto)))
+    assert np.array_equal(
+        run(quantised, digits), simulate_exactly(made.model.module, plan, form_of(quantised, plan), digits)
+    )

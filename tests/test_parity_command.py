@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 from ptq4vit_onnx import cli
 
-CHECKS = ["kernels", "saturation", "sites", "agreement", "kl", "drop"]
+CHECKS = ["kernels", "saturation", "parameters", "sites", "agreement", "kl", "drop"]
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -106,6 +106,16 @@ def test_a_damaged_norm_shows_at_the_first_site_behind_it(
     assert lines[-1].startswith("first divergent site: blocks.3.attn.qkv: ")
 
 
+def test_a_slightly_changed_norm_is_named_though_no_prediction_changes(
+    files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = "blocks.0.norm2/LayerNormalization"
+    wrong = with_constant(files[0], tmp_path / "m.onnx", node, 1, lambda weight: 1.001 * weight)
+    lines = lines_of(capsys, 1, wrong, *files[1:], "--plan", files[0].with_name("plan.json"))
+    assert [name for name, status in statuses(lines).items() if status == "failed"] == ["parameters"]
+    assert any(f"input 1 of {node}" in line for line in lines)
+
+
 def test_a_damaged_weight_is_named(files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def moved(codes: Any) -> Any:
         return np.where(np.arange(codes.size).reshape(codes.shape) == 7, codes // 2 + 1, codes)
@@ -135,7 +145,7 @@ def test_junit_and_json_hold_every_check(files: list[Any], tmp_path: Path, capsy
     outputs = ["--junit", tmp_path / "parity.xml", "--json", tmp_path / "parity.json"]
     lines_of(capsys, 1, *files, *outputs, "--max-kl", "0")
     suite = ElementTree.parse(tmp_path / "parity.xml").getroot()
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("6", "1", "0")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("7", "1", "0")
     assert [case.get("name") for case in suite.iter("testcase")] == CHECKS
     (failure,) = suite.iter("failure")
     assert "KL" in (failure.get("message") or "")
@@ -143,7 +153,7 @@ def test_junit_and_json_hold_every_check(files: list[Any], tmp_path: Path, capsy
     data = json.loads((tmp_path / "parity.json").read_text())
     assert data["passed"] is False
     assert [check["name"] for check in data["checks"]] == CHECKS
-    assert data["checks"][4]["limit"] == 0
+    assert data["checks"][5]["limit"] == 0
     assert data["images"] == 24
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parity.json", "parity.xml"]
 

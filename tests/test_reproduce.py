@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -155,6 +156,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return {**dict.fromkeys(COLUMNS, ""), **known, "key": reproduce.key_of(bench.request, bench.sources, row)}
 
     monkeypatch.setattr(reproduce._Bench, "measure", measure)
+    monkeypatch.setattr(reproduce._Bench, "require_labels", lambda bench: None)
     monkeypatch.setattr(reproduce, "load", lambda spec, checkpoint: None)
     return names
 
@@ -247,6 +249,20 @@ def test_other_weights_are_another_measurement(
         weights.write_bytes(content)
         assert command("--checkpoint", f"vit_digits={weights}") == 0
     assert len(measured) == 8
+
+
+def test_other_labels_or_images_are_another_measurement(
+    command: Callable[..., int], measured: list[str], digit_files: Path, tmp_path: Path
+) -> None:
+    data = Path(shutil.copytree(digit_files, tmp_path / "data"))
+    labels = data / "labels.csv"
+    assert command("--data", data) == command("--data", data) == 0
+    assert len(measured) == 4
+    labels.write_text(labels.read_text().replace("00.png,", "00.png,1", 1))
+    assert command("--data", data) == 0
+    (data / "00.png").write_bytes((data / "01.png").read_bytes() + b"more")
+    assert command("--data", data) == 0
+    assert len(measured) == 12
 
 
 def test_an_interrupted_run_leaves_whole_rows_and_goes_on(
