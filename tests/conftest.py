@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,9 @@ from ptq4vit_onnx.plan import ScalePlan, SitePlan
 from ptq4vit_onnx.quantizers import Affine, Quantizer, TwinSoftmax, Uniform, as_float32
 from ptq4vit_onnx.site_outputs import FloatSites
 from ptq4vit_onnx.weight_codes import ship_weight
+
+# Before any test module imports torch: its threads spin while they wait, which next to other work is ten times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 Array = np.ndarray[Any, Any]
 BATCH, TOKENS, INPUTS, OUTPUTS = 2, 5, 16, 8
