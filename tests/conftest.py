@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ptq4vit_onnx import cli
 from ptq4vit_onnx.plan import ScalePlan, SitePlan
 from ptq4vit_onnx.quantizers import Affine, Quantizer, TwinSoftmax, Uniform, as_float32
 from ptq4vit_onnx.site_outputs import FloatSites
@@ -261,7 +262,7 @@ def digits(load_model: Callable[[str], Any]) -> Any:
     return embedded_digits(load_model("vit_digits").preprocessing, "test").images[:8]
 
 
-# For the commands that measure: an export of vit_digits without its proof, and digits as files.
+# For the tests of commands: an export of vit_digits without its proof, digits as files, and what a refusal says.
 
 
 @pytest.fixture(scope="session")
@@ -304,3 +305,20 @@ def digit_files(tmp_path_factory: pytest.TempPathFactory) -> Any:
         rows.append(f"{number:02}.png,{label},{number % 3}")
     (folder / "labels.csv").write_text("\n".join(rows) + "\n")
     return folder
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """(command, *arguments) -> the line on standard error of a call that exits with 2 and prints nothing else."""
+
+    def call(*arguments: Any) -> str:
+        try:
+            code: Any = cli.main([*map(str, arguments)])
+        except SystemExit as stop:
+            code = stop.code
+        printed = capsys.readouterr()
+        assert (code, printed.out) == (2, "")
+        assert printed.err.count("\n") == 1, printed.err
+        return printed.err
+
+    return call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,6 @@ def measured(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, A
     data: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert list(data) == ["timings", "cpu", "models", "peers_calibrated_on", "profiles"]
     return data
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
-    try:
-        code: Any = cli.main(["bench", *map(str, arguments)])
-    except SystemExit as stop:
-        code = stop.code
-    printed = capsys.readouterr()
-    assert (code, printed.out) == (2, "")
-    assert printed.err.count("\n") == 1, printed.err
-    return printed.err
 
 
 def test_every_model_is_measured_at_every_setting(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,16 +70,16 @@ def test_the_profile_is_summed_by_operator_and_by_site(exported: Path, capsys: p
 
 
 def test_a_model_without_metadata_can_be_timed_but_not_judged(
-    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    exported: Path, tmp_path: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = onnx.load(exported / "model.onnx")
     del model.metadata_props[:]
     path = tmp_path / "bare.onnx"
     onnx.save(model, path)
     assert len(measured(capsys, path)["timings"]) == 1
-    message = refused(capsys, path, "--against", "ort-static", "--reference", exported / "float.onnx")
+    message = refused("bench", path, "--against", "ort-static", "--reference", exported / "float.onnx")
     assert "does not say how its images are prepared" in message
-    assert "no float model at" in refused(capsys, path, "--against", "ort-static")
+    assert "no float model at" in refused("bench", path, "--against", "ort-static")
 
 
 @pytest.mark.parametrize(
@@ -107,9 +97,9 @@ def test_a_model_without_metadata_can_be_timed_but_not_judged(
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_mistake_in_the_call_is_one_line(
-    arguments: list[str], said: str, exported: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], said: str, exported: Path, refused: Callable[..., str]
 ) -> None:
-    assert said in refused(capsys, exported / "model.onnx", *arguments)
+    assert said in refused("bench", exported / "model.onnx", *arguments)
 
 
 def test_the_peers_offered_are_the_peers_there_are() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +39,6 @@ def heavy_modules_after(*arguments: str) -> tuple[int, set[str], str]:
     return done.returncode, HEAVY.intersection(loaded), done.stderr
 
 
-def fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line a refused command prints; it must exit with 2."""
-    try:
-        code: Any = cli.main(arguments)
-    except SystemExit as stop:
-        code = stop.code
-    printed = capsys.readouterr()
-    assert code == 2
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1, printed.err
-    return printed.err
-
-
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -70,12 +58,12 @@ def test_a_wrong_model_name_imports_nothing_heavy_and_offers_the_closest() -> No
     )
 
 
-def test_a_wrong_timm_name_offers_timm_names(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "vit_base_patch16_224" in fails(["export", "--model", "vit_base_patch16_225"], capsys)
+def test_a_wrong_timm_name_offers_timm_names(elsewhere: Path, refused: Callable[..., str]) -> None:
+    assert "vit_base_patch16_224" in refused("export", "--model", "vit_base_patch16_225")
 
 
-def test_a_name_like_nothing_points_to_the_list(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    message = fails(["export", "--model", "qqqqqq"], capsys)
+def test_a_name_like_nothing_points_to_the_list(elsewhere: Path, refused: Callable[..., str]) -> None:
+    message = refused("export", "--model", "qqqqqq")
     assert message == "ptq4vit-onnx: no model named 'qqqqqq' (all: ptq4vit-onnx models)\n"
 
 
@@ -109,11 +97,11 @@ def test_a_name_like_nothing_points_to_the_list(elsewhere: Path, capsys: pytest.
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_mistake_is_one_line_exit_2_and_nothing_written(
-    arguments: list[str], said: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], said: str, elsewhere: Path, refused: Callable[..., str]
 ) -> None:
     (elsewhere / "occupied").mkdir()
     (elsewhere / "occupied" / "file").write_text("mine")
-    assert said in fails(["export", *arguments], capsys)
+    assert said in refused("export", *arguments)
     assert sorted(str(path.relative_to(elsewhere)) for path in elsewhere.rglob("*")) == [
         "occupied", "occupied/file",
     ]  # fmt: skip

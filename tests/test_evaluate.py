@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,6 @@ def evaluated(capsys: pytest.CaptureFixture[str], *arguments: Any) -> list[dict[
     assert list(data) == ["models"]
     assert all(list(model) == FIELDS for model in data["models"])
     return list(data["models"])
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
-    """The one line of a refused command."""
-    try:
-        code: Any = cli.main([*map(str, arguments)])
-    except SystemExit as stop:
-        code = stop.code
-    printed = capsys.readouterr()
-    assert (code, printed.out) == (2, "")
-    assert printed.err.count("\n") == 1, printed.err
-    return printed.err
 
 
 def without_metadata(path: Path, out: Path, key: str = "", value: str | None = None) -> Path:
@@ -89,14 +78,14 @@ def test_a_reference_that_is_not_a_model_is_compared_with_and_not_listed(
 
 
 def test_without_labels_there_is_agreement_only(
-    exported: Path, digit_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    exported: Path, digit_files: Path, tmp_path: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copy(digit_files / "00.png", tmp_path)
     arguments = (exported / "model.onnx", "--data", tmp_path)
     (only,) = evaluated(capsys, *arguments, "--reference", exported / "float.onnx")
     assert only["agreement"] == 100.0
     assert [only[name] for name in ("top1", "top5", "drop")] == [None, None, None]
-    assert "has no labels, and nothing to compare" in refused(capsys, "eval", *arguments)
+    assert "has no labels, and nothing to compare" in refused("eval", *arguments)
 
 
 def test_the_embedded_model_brings_its_own_images(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +94,9 @@ def test_the_embedded_model_brings_its_own_images(exported: Path, capsys: pytest
     assert only["top1"] > 90
 
 
-def test_where_keeps_the_rows_asked_for(exported: Path, digit_files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_keeps_the_rows_asked_for(
+    exported: Path, digit_files: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
     model = exported / "model.onnx"
     assert evaluated(capsys, model, "--data", digit_files, "--where", "fold=2")[0]["images"] == 8
     for where, said in {
@@ -113,8 +104,8 @@ def test_where_keeps_the_rows_asked_for(exported: Path, digit_files: Path, capsy
         "year=1": "no column 'year' for --where; its columns are file, index, fold",
         "fold": "expected COLUMN=VALUE",
     }.items():
-        assert said in refused(capsys, "eval", model, "--data", digit_files, "--where", where)
-    assert "--where needs a labels.csv" in refused(capsys, "eval", model, "--where", "fold=2")
+        assert said in refused("eval", model, "--data", digit_files, "--where", where)
+    assert "--where needs a labels.csv" in refused("eval", model, "--where", "fold=2")
 
 
 def test_corrupt_images_are_skipped_and_counted_out(
@@ -131,65 +122,61 @@ def test_corrupt_images_are_skipped_and_counted_out(
 
 
 def test_a_folder_of_corrupt_images_is_refused_in_one_line(
-    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    exported: Path, tmp_path: Path, refused: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(3):
         (tmp_path / f"{number}.png").write_bytes(b"nothing")
-    message = refused(capsys, "eval", exported / "model.onnx", "--data", tmp_path)
+    message = refused("eval", exported / "model.onnx", "--data", tmp_path)
     assert "0 readable images" in message
     assert "3 could not be read" in message
     assert not caplog.records
 
 
-def test_an_empty_or_absent_folder_is_refused(
-    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_or_absent_folder_is_refused(exported: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
     model = exported / "model.onnx"
-    assert "holds no image files" in refused(capsys, "eval", model, "--data", tmp_path)
-    assert "does not exist" in refused(capsys, "eval", model, "--data", tmp_path / "absent")
+    assert "holds no image files" in refused("eval", model, "--data", tmp_path)
+    assert "does not exist" in refused("eval", model, "--data", tmp_path / "absent")
 
 
 @pytest.mark.parametrize("label", [10, -1])
 def test_labels_beyond_the_models_classes_are_refused(
-    label: int, exported: Path, digit_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    label: int, exported: Path, digit_files: Path, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     folder = tmp_path / "digits"
     shutil.copytree(digit_files, folder)
     text = (folder / "labels.csv").read_text().splitlines()
     text[-1] = f"23.png,{label},2"
     (folder / "labels.csv").write_text("\n".join(text))
-    message = refused(capsys, "eval", exported / "model.onnx", "--data", folder)
+    message = refused("eval", exported / "model.onnx", "--data", folder)
     assert f"has the label {label}" in message
     assert "classes 0..9" in message
 
 
 def test_a_model_without_metadata_is_refused(
-    exported: Path, digit_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    exported: Path, digit_files: Path, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     path = without_metadata(exported / "model.onnx", tmp_path / "bare.onnx")
-    message = refused(capsys, "eval", path, "--data", digit_files)
+    message = refused("eval", path, "--data", digit_files)
     assert "does not say how its images are prepared" in message
     assert "give a file that ptq4vit-onnx export has written" in message
 
 
-def test_unusable_metadata_is_refused(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unusable_metadata_is_refused(exported: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
     key = "ptq4vit_onnx.preprocessing"
     for value in ("{}", "not JSON", '{"size": 3}'):
         path = without_metadata(exported / "model.onnx", tmp_path / "odd.onnx", key, value)
-        assert "unusable metadata ptq4vit_onnx.preprocessing" in refused(capsys, "eval", path)
+        assert "unusable metadata ptq4vit_onnx.preprocessing" in refused("eval", path)
 
 
-def test_files_that_are_no_models_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_no_models_are_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
     (tmp_path / "text.onnx").write_text("hello")
-    assert "is not an ONNX file" in refused(capsys, "eval", tmp_path / "text.onnx")
-    assert "No such file" in refused(capsys, "eval", tmp_path / "absent.onnx")
+    assert "is not an ONNX file" in refused("eval", tmp_path / "text.onnx")
+    assert "No such file" in refused("eval", tmp_path / "absent.onnx")
 
 
-def test_a_reference_of_another_model_is_refused(
-    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reference_of_another_model_is_refused(exported: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
     path = without_metadata(exported / "float.onnx", tmp_path / "float.onnx", "ptq4vit_onnx.model", "deit_t")
-    message = refused(capsys, "eval", exported / "model.onnx", "--reference", path)
+    message = refused("eval", exported / "model.onnx", "--reference", path)
     assert "is deit_t, but" in message
     assert "give the float.onnx of the same export" in message
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -28,18 +29,6 @@ def lines_of(capsys: pytest.CaptureFixture[str], code: int, *arguments: Any) -> 
 
 def statuses(lines: list[str]) -> dict[str, str]:
     return {line.split()[1]: line.split()[0] for line in lines if not line.startswith("first divergent")}
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
-    """The one line of a refused call."""
-    try:
-        code: Any = cli.main(["parity", *map(str, arguments)])
-    except SystemExit as stop:
-        code = stop.code
-    printed = capsys.readouterr()
-    assert (code, printed.out) == (2, "")
-    assert printed.err.count("\n") == 1, printed.err
-    return printed.err
 
 
 def with_metadata(path: Path, out: Path, key: str, value: str) -> Path:
@@ -159,9 +148,9 @@ def test_junit_and_json_hold_every_check(files: list[Any], tmp_path: Path, capsy
 
 
 def test_a_result_that_cannot_be_written_is_one_line(
-    files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    files: list[Any], tmp_path: Path, refused: Callable[..., str]
 ) -> None:
-    assert "cannot write" in refused(capsys, *files, "--junit", tmp_path / "absent" / "parity.xml")
+    assert "cannot write" in refused("parity", *files, "--junit", tmp_path / "absent" / "parity.xml")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -173,27 +162,25 @@ def test_a_result_that_cannot_be_written_is_one_line(
     ],
 )
 def test_a_reference_of_another_model_is_refused(
-    key: str, value: str, said: str, files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    key: str, value: str, said: str, files: list[Any], tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     other = with_metadata(files[2], tmp_path / "float.onnx", key, value)
-    assert said in refused(capsys, files[0], "--reference", other)
+    assert said in refused("parity", files[0], "--reference", other)
 
 
-def test_a_plan_of_another_model_is_refused(
-    files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_of_another_model_is_refused(files: list[Any], tmp_path: Path, refused: Callable[..., str]) -> None:
     plan = json.loads(files[0].with_name("plan.json").read_text())
     (tmp_path / "plan.json").write_text(json.dumps({**plan, "weights": "0" * 64}))
-    message = refused(capsys, *files, "--plan", tmp_path / "plan.json")
+    message = refused("parity", *files, "--plan", tmp_path / "plan.json")
     assert "give the plan.json of the same export" in message
 
 
 def test_a_drop_cannot_be_limited_without_labels(
-    files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    files: list[Any], tmp_path: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copy(files[4] / "00.png", tmp_path)
     unlabelled = [*files[:4], tmp_path]
-    assert "--max-drop needs labels" in refused(capsys, *unlabelled, "--max-drop", "1")
+    assert "--max-drop needs labels" in refused("parity", *unlabelled, "--max-drop", "1")
     assert statuses(lines_of(capsys, 0, *unlabelled))["drop"] == "skipped"
 
 
@@ -209,9 +196,9 @@ def test_a_drop_cannot_be_limited_without_labels(
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_mistake_in_the_call_is_one_line(
-    arguments: list[str], said: str, files: list[Any], capsys: pytest.CaptureFixture[str]
+    arguments: list[str], said: str, files: list[Any], refused: Callable[..., str]
 ) -> None:
-    assert said in refused(capsys, *files, *arguments)
+    assert said in refused("parity", *files, *arguments)
 
 
 def test_the_workflow_in_the_docs_calls_commands_that_exist() -> None:
