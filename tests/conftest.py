@@ -1,10 +1,13 @@
-"""The embedded models, their exports, digits as files, and what a refused command prints."""
+"""The embedded models, their exports, digits as files, and commands: refused, or in an interpreter of their own."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,8 @@ from ptq4vit_onnx.plan import ScalePlan
 
 # Before any test module imports torch: its threads spin while they wait, which next to other work is ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+ROOT = Path(__file__).resolve().parent.parent
 
 # The embedded models and their float exports, made once per session: an export takes seconds.
 
@@ -124,5 +129,49 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         assert (code, printed.out) == (2, "")
         assert printed.err.count("\n") == 1, printed.err
         return printed.err
+
+    return call
+
+
+# In a fresh interpreter: what a script or a command imports is seen only where nothing has been imported before.
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of a command: its exit code, what it wrote to standard error, and the modules it loaded by dotted names."""
+
+    code: int
+    error: str
+    modules: set[str]
+
+
+@pytest.fixture
+def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """(script, *arguments) -> the script, run to its end by an interpreter that imports from this checkout."""
+
+    def run(script: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", script, *map(str, arguments)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def answer_of(run_python: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., Answer]:
+    """(command, *arguments) -> its answer in a fresh interpreter."""
+    script = (
+        "import sys\nfrom ptq4vit_onnx import cli\n"
+        "try: code = cli.main(sys.argv[1:])\n"
+        "except SystemExit as stop: code = stop.code\n"
+        "print('\\nMODULES', code, *sys.modules)"
+    )
+
+    def call(*arguments: Any) -> Answer:
+        done = run_python(script, *arguments)
+        code, *modules = done.stdout.rpartition("MODULES")[2].split()
+        return Answer(int(code), done.stderr, set(modules))
 
     return call

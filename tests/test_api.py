@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -15,17 +13,8 @@ import ptq4vit_onnx
 from ptq4vit_onnx import api, pipeline
 from ptq4vit_onnx.errors import UserError
 
-ROOT = Path(__file__).resolve().parent.parent
 
-
-def run_python(script: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-    assert done.returncode == 0, done.stderr
-
-
-def test_importing_the_package_imports_nothing_heavy() -> None:
+def test_importing_the_package_imports_nothing_heavy(run_python: Callable[..., Any]) -> None:
     run_python(
         "import sys, ptq4vit_onnx\n"
         "assert not {'torch', 'timm', 'onnx', 'onnxruntime', 'numpy'} & set(sys.modules)\n"
@@ -34,7 +23,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     )
 
 
-def test_export_is_the_function_whatever_was_imported_before() -> None:
+def test_export_is_the_function_whatever_was_imported_before(run_python: Callable[..., Any]) -> None:
     run_python(
         "import ptq4vit_onnx.pipeline, ptq4vit_onnx.api, ptq4vit_onnx.cli\n"
         "from ptq4vit_onnx import export\n"

@@ -21,24 +21,6 @@ ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {"torch", "timm", "onnx", "onnxruntime"}
 
 
-def heavy_modules_after(*arguments: str) -> tuple[int, set[str], str]:
-    """Exit code, heavy modules left in sys.modules, and standard error of a command in a fresh interpreter."""
-    script = (
-        "import sys\nfrom ptq4vit_onnx import cli\n"
-        "try: code = cli.main(sys.argv[1:])\n"
-        "except SystemExit as stop: code = stop.code\n"
-        "print('\\nMODULES', *{name.partition('.')[0] for name in sys.modules})\n"
-        "sys.exit(code)"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, env=environment, timeout=60
-    )
-    loaded = done.stdout.rpartition("MODULES")[2].split()
-    assert "ptq4vit_onnx" in loaded, done.stderr
-    return done.returncode, HEAVY.intersection(loaded), done.stderr
-
-
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -46,14 +28,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("models",), ("export", "--help")], ids=" ".join)
-def test_answers_about_itself_import_nothing_heavy(arguments: tuple[str, ...]) -> None:
-    assert heavy_modules_after(*arguments)[:2] == (0, set())
+def test_answers_about_itself_import_nothing_heavy(arguments: tuple[str, ...], answer_of: Callable[..., Any]) -> None:
+    answer = answer_of(*arguments)
+    assert (answer.code, HEAVY & answer.modules) == (0, set())
 
 
-def test_a_wrong_model_name_imports_nothing_heavy_and_offers_the_closest() -> None:
-    code, heavy, message = heavy_modules_after("export", "--model", "deit_bb")
-    assert (code, heavy) == (2, set())
-    assert message == (
+def test_a_wrong_model_name_imports_nothing_heavy_and_offers_the_closest(answer_of: Callable[..., Any]) -> None:
+    answer = answer_of("export", "--model", "deit_bb")
+    assert (answer.code, HEAVY & answer.modules) == (2, set())
+    assert answer.error == (
         "ptq4vit-onnx: no model named 'deit_bb'; closest are deit_b, deit_t, deit_s (all: ptq4vit-onnx models)\n"
     )
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
@@ -68,17 +64,10 @@ def test_a_mistake_is_one_line_and_exit_2(
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("table1", "--data", "absent")], ids=" ".join)
-def test_help_and_mistakes_answer_without_torch(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    script = (
-        "import sys\nfrom ptq4vit_onnx import cli\n"
-        "try: cli.main(['reproduce', *sys.argv[1:]])\n"
-        "except SystemExit: pass\n"
-        "print('MODULES', *sys.modules)"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, env=environment, cwd=tmp_path
-    )
-    loaded = done.stdout.rpartition("MODULES")[2].split()
-    assert "ptq4vit_onnx.cli_reproduce" in loaded
-    assert not {"torch", "timm"} & set(loaded)
+def test_help_and_mistakes_answer_without_torch(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer_of: Callable[..., Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    modules = answer_of("reproduce", *arguments).modules
+    assert "ptq4vit_onnx.cli_reproduce" in modules
+    assert not {"torch", "timm"} & modules
