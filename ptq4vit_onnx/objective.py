@@ -34,6 +34,12 @@ class Sums:
     o_total: Tensor
     size: float
 
+    @classmethod
+    def of_squares(cls, quad: Tensor) -> Sums:
+        """Where the metric asks for nothing else."""
+        none = torch.zeros_like(quad)
+        return cls(quad, none, none, none, none, 1.0)
+
     def value(self, metric: Metric) -> Tensor:
         if metric in ("hessian", "mse"):
             return self.quad
@@ -69,9 +75,9 @@ class Objective:
         sums: list[Tensor] = []
         for part in self.chunks():
             o = self.out[part]
-            d = lhs[part] @ (rhs if rhs.dim() == 2 else rhs[part]) - o
-            weighted = d * d if self.h is None else self.h[part] * d * d
-            pieces = [weighted] if self.metric in ("hessian", "mse") else [weighted, d * o, d, o * o, o]
+            d = (lhs[part] @ (rhs if rhs.dim() == 2 else rhs[part])).sub_(o)
+            pieces = [] if self.metric in ("hessian", "mse") else [d * o, d.clone(), o * o, o]
+            pieces.insert(0, d.square_() if self.h is None else d.square_().mul_(self.h[part]))
             sums.append(torch.stack([group_reduce(piece, groups, axis, "sum").double() for piece in pieces]))
         total = torch.stack(sums).sum(0)
         if len(total) == 1:

@@ -24,8 +24,8 @@ from ptq4vit_onnx.surrogate import lhs_terms, rank, rhs_terms
 from ptq4vit_onnx.weight_codes import pair_limit, shipped
 
 Side = Literal["lhs", "rhs"]
-RANK_ELEMENTS = 8_000_000  # elements of a side or of the output that the ranking looks at
-VERIFY_ELEMENTS = 4_000_000  # and the exact verification of the best
+RANK_ELEMENTS = 4_000_000  # elements of a side or of the output that the ranking looks at
+VERIFY_ELEMENTS = 2_000_000  # and the exact verification of the best
 VERIFIED = 5  # candidates measured exactly after ranking
 CHEAP = 1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
 
@@ -171,13 +171,17 @@ class ProductSearch:
         objective = self.ranked
         if side == "lhs":
             form = grid.pick([0] * grid.groups)  # all candidates of a grid ask the same of the weights next to them
-            rhs = self.quantize_rhs(objective.rhs, other, form)
-            terms = lhs_terms(objective, rhs, grid.groups, grid.axis)
-            return rank(objective, objective.lhs, grid, terms)
-        terms = rhs_terms(objective, other.fake_quantize(objective.lhs), grid.groups, grid.axis)
+            rhs = None if isinstance(other, Float) else self.quantize_rhs(objective.rhs, other, form)
+            return rank(objective, objective.lhs, grid, lhs_terms(objective, rhs, grid.groups, grid.axis))
+        lhs = None if isinstance(other, Float) else other.fake_quantize(objective.lhs)
+        terms = rhs_terms(objective, lhs, grid.groups, grid.axis)
         if not self.weight:
             return rank(objective, objective.rhs, grid, terms)
-        return rank(objective, objective.rhs, grid, terms, lambda x, q: self.quantize_rhs(x, q, other))
+
+        def ship(x: Tensor, candidate: int) -> Tensor:
+            return self.quantize_rhs(x, grid.pick([candidate] * grid.groups), other)
+
+        return rank(objective, objective.rhs, grid, terms, ship)
 
     def side_loss(
         self, objective: Objective, side: Side, candidate: Quantizer, other: Quantizer | Float, grid: Grid

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,76 +30,86 @@ BINS_PER_HEAD = 1 << 12
 
 @dataclass(frozen=True)
 class Terms:
-    """What multiplies e^2 (quad) and e (linear: cross term; then, where the metric needs them, <., o> and sum).
+    """What multiplies e^2 (quad) and e: for the cross term, and where the metric needs them for <d, o> and sum d.
 
-    All have the shape of the side searched. offsets: the sums' values at e = 0, per group.
+    All have the shape of the side searched; None is zero, or not needed. offsets: the sums' values at e = 0, per group.
     """
 
     quad: Tensor
-    linear: tuple[Tensor, ...]
+    cross: Tensor | None
+    dot: Tensor | None
+    total: Tensor | None
     offsets: Sums
 
-
-def lhs_terms(objective: Objective, rhs: Tensor, groups: int, axis: int) -> Terms:
-    """The terms for searching the left side with the right side quantised to `rhs`."""
-    return _terms(objective, objective.lhs @ rhs - objective.out, rhs.transpose(-1, -2), "lhs", groups, axis)
-
-
-def rhs_terms(objective: Objective, lhs: Tensor, groups: int, axis: int) -> Terms:
-    """The terms for searching the right side with the left side quantised to `lhs`."""
-    return _terms(objective, lhs @ objective.rhs - objective.out, lhs.transpose(-1, -2), "rhs", groups, axis)
+    @property
+    def linear(self) -> list[Tensor]:
+        return [term for term in (self.cross, self.dot, self.total) if term is not None]
 
 
-def _terms(objective: Objective, error: Tensor, other: Tensor, side: str, groups: int, axis: int) -> Terms:
+def lhs_terms(objective: Objective, rhs: Tensor | None, groups: int, axis: int) -> Terms:
+    """The terms for searching the left side with the right side quantised to `rhs`; None: left in float."""
+    error = None if rhs is None else objective.lhs @ rhs - objective.out
+    other = objective.rhs if rhs is None else rhs
+    return _terms(objective, error, other.transpose(-1, -2), "lhs", groups, axis)
+
+
+def rhs_terms(objective: Objective, lhs: Tensor | None, groups: int, axis: int) -> Terms:
+    """The terms for searching the right side with the left side quantised to `lhs`; None: left in float."""
+    error = None if lhs is None else lhs @ objective.rhs - objective.out
+    other = objective.lhs if lhs is None else lhs
+    return _terms(objective, error, other.transpose(-1, -2), "rhs", groups, axis)
+
+
+def _terms(objective: Objective, error: Tensor | None, other: Tensor, side: str, groups: int, axis: int) -> Terms:
+    """error: E0, None where the other side is float: then the output is right but for e."""
+
     def pull(output: Tensor, factor: Tensor) -> Tensor:
         """An output-shaped weight, carried back to the side that is searched."""
         return output @ factor if side == "lhs" else factor @ output
 
-    h, out = objective.h, objective.out
-    ones = torch.ones_like(out) if h is None or objective.metric == "pearson" else out
-    weighted = error if h is None else h * error
-    linear = [pull(weighted, other)]
-    if objective.metric in ("cosine", "pearson"):
-        linear.append(pull(out, other))
-    if objective.metric == "pearson":
-        linear.append(pull(ones, other))
-    quad = pull(ones if h is None else h, other * other)
+    def total(x: Tensor | None) -> Tensor:
+        return torch.zeros(groups, dtype=torch.float64) if x is None else group_reduce(x, groups, axis, "sum").double()
 
-    def total(x: Tensor) -> Tensor:
-        return group_reduce(x, groups, axis, "sum").double()
-
+    h, out, metric = objective.h, objective.out, objective.metric
+    weighted = error if h is None or error is None else h * error
+    quad = pull(torch.ones_like(out) if h is None else h, other * other)
+    cross = None if weighted is None else pull(weighted, other)
+    squares = total(None if weighted is None or error is None else weighted * error)
+    if metric in ("hessian", "mse"):
+        return Terms(quad, cross, None, None, Sums.of_squares(squares))
     offsets = Sums(
-        total(weighted * error), total(error * out), total(error), total(out * out), total(out),
+        squares, total(None if error is None else error * out), total(error), total(out * out), total(out),
         size=out.numel() / groups,
     )  # fmt: skip
-    return Terms(quad, tuple(linear), offsets)
+    ones = pull(torch.ones_like(out), other) if metric == "pearson" else None
+    return Terms(quad, cross, pull(out, other), ones, offsets)
 
 
-Apply = Callable[[Tensor, Any], Tensor]
+Apply = Callable[[Tensor, int], Tensor]
 
 
 def rank(objective: Objective, x: Tensor, grid: Grid, terms: Terms, apply: Apply | None = None) -> Tensor:
     """The estimated metric of every candidate, float64 [count, groups].
 
-    apply(x, quantizer): how a candidate changes x where that is not element by element (weights made pair-safe);
+    apply(x, candidate): how a candidate changes x where that is not element by element (weights made pair-safe);
     such tensors are not binned.
     """
-    sums = _sums_binned(x, grid, terms) if apply is None else _sums_elementwise(x, grid, terms, apply)
+    found = iter(_sums_binned(x, grid, terms) if apply is None else _sums_elementwise(x, grid, terms, apply))
+    squares = next(found)
+    none = torch.zeros_like(squares)
+    cross, dot, total = (none if term is None else next(found) for term in (terms.cross, terms.dot, terms.total))
     offsets = terms.offsets
-    none = torch.zeros_like(sums[0])
     return Sums(
-        sums[0] + 2 * sums[1] + offsets.quad,
-        (sums[2] if len(sums) > 2 else none) + offsets.dot,
-        (sums[3] if len(sums) > 3 else none) + offsets.total,
+        squares + 2 * cross + offsets.quad, dot + offsets.dot, total + offsets.total,
         offsets.o_squared, offsets.o_total, offsets.size,
     ).value(objective.metric)  # fmt: skip
 
 
 def _sums_elementwise(x: Tensor, grid: Grid, terms: Terms, apply: Apply) -> list[Tensor]:
-    """sum e^2 quad and sum e linear for every candidate, each [count, groups]."""
+    """sum e^2 quad and each sum e linear for every candidate, each [count, groups]."""
     tables: list[list[Tensor]] = []
     for candidate in range(grid.count):
-        error = apply(x, grid.pick([candidate] * grid.groups)).sub_(x)
+        error = apply(x, candidate).sub_(x)
         sums = [linear * error for linear in terms.linear]
         sums.insert(0, error.square_().mul_(terms.quad))
         tables.append([group_reduce(product, grid.groups, grid.axis, "sum").double() for product in sums])
@@ -132,8 +141,8 @@ def _sums_of_group(grid: Grid, group: int, x: Tensor, quad: Tensor, *linear: Ten
 
     q1 = quad * offset
     errors = candidate_errors(grid, group, centres).double()
-    squares = (errors * errors) @ moment(quad) - 2 * (errors @ moment(q1)) + moment(q1 * offset).sum()
-    return [squares, *(errors @ moment(term) - float(term.double() @ offset.double()) for term in linear)]
+    squares = (errors * errors) @ moment(quad) - 2 * (errors @ moment(q1)) + q1.mul_(offset).sum(dtype=torch.float64)
+    return [squares, *(errors @ moment(term) - (term * offset).sum(dtype=torch.float64) for term in linear)]
 
 
 def candidate_errors(grid: Grid, group: int, x: Tensor) -> Tensor:

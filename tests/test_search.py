@@ -41,10 +41,25 @@ def test_one_value_by_hand_gives_the_exact_quadratic_and_cross_terms() -> None:
     # Candidate scale 1.0 rounds x to 1: e = -0.3, d = e * 1.0 + E0 = -0.17, loss = 4 * 0.17^2 = 0.1156.
     objective = Objective(torch.tensor([[1.3]]), torch.tensor([[0.9]]), torch.tensor([[4.0]]), "hessian")
     terms = lhs_terms(objective, torch.tensor([[1.0]]), 1, -3)
-    assert terms.linear[0].item() == pytest.approx(4 * 0.13 * 1.0, rel=1e-5)
+    assert terms.cross is not None and terms.cross.item() == pytest.approx(4 * 0.13 * 1.0, rel=1e-5)
     assert terms.quad.item() == pytest.approx(4.0)
     grid = ListGrid((Uniform(8, (1.0,)),))
     assert rank(objective, objective.lhs, grid, terms).item() == pytest.approx(4 * 0.17**2, rel=1e-4)
+
+
+@pytest.mark.parametrize("metric", ["hessian", "mse", "cosine", "pearson"])
+@pytest.mark.parametrize("side", ["lhs", "rhs"])
+def test_a_float_other_side_is_the_case_of_no_error_on_it(metric: str, side: str) -> None:
+    recording, options = linear(), Options(metric=metric)  # type: ignore[arg-type]
+    objective = objective_of(recording, options.metric)
+    terms_of, x, other, axis = (
+        (lhs_terms, objective.lhs, objective.rhs, -3)
+        if side == "lhs"
+        else (rhs_terms, objective.rhs, objective.lhs, -1)
+    )
+    grid = uniform_grid(x, 5, 1, axis, options)
+    shortened = rank(objective, x, grid, terms_of(objective, None, 1, axis))
+    torch.testing.assert_close(shortened, rank(objective, x, grid, terms_of(objective, other, 1, axis)))
 
 
 def test_with_one_input_channel_the_estimate_is_the_exact_loss_for_every_candidate() -> None:
@@ -99,7 +114,7 @@ def test_weight_terms_carry_the_output_error_back_to_the_weight() -> None:
     terms = rhs_terms(objective, lhs, 1, -1)
     assert objective.h is not None
     expected = lhs.T @ (objective.h * (lhs @ objective.rhs - objective.out))
-    torch.testing.assert_close(terms.linear[0], expected)
+    torch.testing.assert_close(terms.cross, expected)
 
 
 def test_rows_without_gradient_are_left_out_and_change_nothing() -> None:
