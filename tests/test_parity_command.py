@@ -118,6 +118,20 @@ def test_a_damaged_weight_is_named(files: list[Any], tmp_path: Path, capsys: pyt
     assert lines[-1].startswith("first divergent site: blocks.2.mlp.fc1: ")
 
 
+def test_a_wrong_zero_point_is_named_though_no_prediction_changes(
+    files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = "blocks.1.mlp.fc2"
+    model = onnx.load(files[0])
+    zero = next(item for item in model.graph.initializer if item.name == f"{site}/lhs/zero_point")
+    held = numpy_helper.to_array(zero)
+    zero.CopyFrom(numpy_helper.from_array(np.asarray(held + 40, held.dtype), zero.name))
+    onnx.save(model, tmp_path / "m.onnx")
+    lines = lines_of(capsys, 1, tmp_path / "m.onnx", *files[1:], "--plan", files[0].with_name("plan.json"))
+    assert [name for name, status in statuses(lines).items() if status == "failed"] == ["sites"]
+    assert lines[-1].startswith(f"first divergent site: {site}: ")
+
+
 def test_a_float_model_is_no_integer_model(files: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     lines = lines_of(capsys, 1, files[2], *files[1:])
     assert statuses(lines)["kernels"] == "failed"

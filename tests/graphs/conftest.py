@@ -106,9 +106,11 @@ def build_linear(
     codes: Array | None = None,
     scale_factor: float = 1.0,
     bias_error: float = 0.0,
+    gelu: bool = False,
 ) -> Linear:
     """image [batch, tokens, inputs] -> quantised -> @ int8 weight -> + bias -> relu, or -> requantised.
 
+    gelu: before the image is quantised, so that codes have a lowest value above their byte's.
     codes, scale_factor, bias_error: overwrite the weight's codes, multiply its scale, or add to the bias, to
     build a wrong graph.
     """
@@ -119,7 +121,8 @@ def build_linear(
     left = lhs or Uniform(8, (as_float32(0.03),))
     zero = left.zero_point[0] if isinstance(left, Affine) else 2 ** (left.bits - 1)
     graph = SmallGraph()
-    x = graph.quantised("fc", "image", left.scale[0], zero)
+    source = graph.add("Gelu", "act/Gelu", "image") if gelu else "image"
+    x = graph.quantised("fc", source, left.scale[0], zero)
     shipped = ship_weight(floats, left, rhs)[0] if codes is None else codes
     w = graph.weight("fc", shipped, tuple(scale_factor * scale for scale in rhs.scale))
     out = graph.add("MatMul", "fc/MatMul", x, w)

@@ -74,6 +74,39 @@ def test_a_clip_that_no_image_has_reached_is_caught_all_the_same(signed: Callabl
     assert results[0].failure == "codes can be -64..62 from zero, the plan's are -64..63"
 
 
+@pytest.mark.parametrize("moved", [-3, 3, 40])
+def test_a_zero_point_other_than_planned_is_caught_though_no_image_reaches_the_end_of_its_range(
+    linear: Callable[..., Any], vectors: Array, moved: int
+) -> None:
+    """The same wrong zero point before and behind the codes: for values well inside the range nothing changes."""
+    small = linear(lhs=Affine(8, (0.0625,), (11,)), gelu=True)
+    assert [result.failure for result in _check(small, vectors)] == [None]
+    (zero,) = (name for name, value in _scalars(small.model).items() if value == 11)
+    (result,) = _check(_with_scalar(small, zero, 11 + moved), vectors)
+    # GELU's lowest value, -0.17, is 3 steps below zero wherever that lies
+    assert result.failure == f"codes can be -3..{244 - moved} from zero, the plan's are -11..244"
+
+
+def test_a_change_of_any_scalar_of_a_graph_is_caught(
+    linear: Callable[..., Any], attention: Callable[..., Any], signed: Callable[..., Any], vectors: Array, heads: Array
+) -> None:
+    graphs = [
+        (linear(lhs=Affine(8, (0.0625,), (77,)), per_channel=False), vectors),
+        (linear(lhs=Affine(8, (0.0625,), (11,)), per_channel=False, gelu=True), vectors),
+        (attention(), heads),
+        (signed(6, 63), heads),
+    ]
+    missed = []
+    for small, images in graphs:
+        assert all(result.exact for result in _check(small, images))
+        for name, value in _scalars(small.model).items():
+            for changed in (value * 1.01, value * 0.99) if value.dtype.kind == "f" else (value - 1, value + 1):
+                mutant = _with_scalar(small, name, changed)
+                if all(result.exact for result in _check(mutant, images)):
+                    missed.append((name, value, changed))
+    assert missed == []
+
+
 def test_a_double_counting_twin_is_caught(attention: Callable[..., Any], heads: Array) -> None:
     results = _check(attention(double_counting=True), heads)
     with pytest.raises(ParityError, match=r"attn.pv/MatMul: \d+ of 150 twin codes fed are not the quantizer's"):
@@ -156,6 +189,21 @@ def test_looking_inside_leaves_the_model_as_it_was(linear: Callable[..., Any], v
     _check(small, vectors)
     first_divergent_site(small.model, small.plan, {"fc": vectors}, vectors)
     assert small.model.SerializeToString() == before
+
+
+def _scalars(model: Any) -> dict[str, Array]:
+    values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    return {name: value for name, value in values.items() if value.size == 1}
+
+
+def _with_scalar(small: Any, name: str, value: Any) -> Any:
+    """The same graph with another value of one constant, which wraps around in its type."""
+    model = onnx.ModelProto()
+    model.CopyFrom(small.model)
+    tensor = next(item for item in model.graph.initializer if item.name == name)
+    kind = onnx.numpy_helper.to_array(tensor).dtype
+    tensor.CopyFrom(onnx.numpy_helper.from_array(np.asarray(value).astype(kind), name))
+    return replace(small, model=model)
 
 
 def _weight_codes(small: Any) -> Array:
