@@ -59,18 +59,24 @@ def _joined(values: list[Array], size: int, count: int) -> Array:
     return whole if size * len(values) == count else whole.take(range(count * per_image), axis)
 
 
-def float_parameters(model: onnx.ModelProto) -> dict[tuple[str, int], Array]:
-    """The float constants of all nodes that belong to no product, by the node's name and the input's position."""
+def float_parameters(model: onnx.ModelProto) -> dict[tuple[str, str], Any]:
+    """What nodes that belong to no product compute with, by the node's name and "op", "input N" or "attribute NAME".
+
+    That is their operator, their float constants and their attributes.
+    """
     index = GraphIndex(model)
     sites = {name.site for node in index.nodes if (name := parse_name(node.name)) is not None}
-    found = {}
+    found: dict[tuple[str, str], Any] = {}
     for node in index.nodes:
         if node.name.partition("/")[0] in sites or node.op_type == "Constant":
             continue
+        found[node.name, "op"] = node.op_type
         for position, name in enumerate(node.input):
             value = index.constant(name)
             if value is not None and value.dtype.kind == "f":
-                found[node.name, position] = value
+                found[node.name, f"input {position}"] = value
+        for attribute in node.attribute:
+            found[node.name, f"attribute {attribute.name}"] = onnx.helper.get_attribute_value(attribute)
     return found
 
 

@@ -50,6 +50,21 @@ def with_constant(path: Path, out: Path, node: str, position: int, change: Any) 
     return out
 
 
+def with_attribute(path: Path, out: Path, node: str, name: str, value: Any) -> Path:
+    """A copy of a model in which one attribute of one node, or its operator, is changed; None: is left out."""
+    model = onnx.load(path)
+    changed = next(item for item in model.graph.node if item.name == node)
+    kept = [item for item in changed.attribute if name not in {"op", item.name}]
+    del changed.attribute[:]
+    if name == "op":
+        changed.op_type = value
+    elif value is not None:
+        kept.append(onnx.helper.make_attribute(name, value))
+    changed.attribute.extend(kept)
+    onnx.save(model, out)
+    return out
+
+
 @pytest.fixture
 def files(exported: Path, digit_files: Path) -> list[Any]:
     """model, its reference, and images with labels"""
@@ -103,6 +118,25 @@ def test_a_slightly_changed_norm_is_named_though_no_prediction_changes(
     lines = lines_of(capsys, 1, wrong, *files[1:], "--plan", files[0].with_name("plan.json"))
     assert [name for name, status in statuses(lines).items() if status == "failed"] == ["parameters"]
     assert any(f"input 1 of {node}" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("node", "name", "value", "said"),
+    [
+        ("blocks.1.norm2/LayerNormalization", "epsilon", 2e-6, "attribute epsilon of blocks.1.norm2"),
+        ("blocks.1.norm2/LayerNormalization", "epsilon", None, "attribute epsilon of blocks.1.norm2"),
+        ("blocks.2.mlp.act/Gelu", "approximate", "tanh", "attribute approximate of blocks.2.mlp.act"),
+        ("blocks.2.mlp.act/Gelu", "op", "Relu", "op of blocks.2.mlp.act"),
+    ],
+    ids=["other epsilon", "no epsilon", "other GELU", "no GELU"],
+)
+def test_an_attribute_that_is_not_the_float_models_is_named(
+    node: str, name: str, value: Any, said: str, files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = with_attribute(files[0], tmp_path / "m.onnx", node, name, value)
+    lines = lines_of(capsys, 1, wrong, *files[1:], "--min-agreement", "0")
+    assert [name for name, status in statuses(lines).items() if status == "failed"] == ["parameters"]
+    assert any(f"the first that is not is {said}" in line for line in lines)
 
 
 def test_a_damaged_weight_is_named(files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
