@@ -88,26 +88,45 @@ def test_without_a_plan_what_needs_one_is_skipped(
     assert statuses(lines_of(capsys, 0, alone, *files[1:], "--plan", plan))["sites"] == "passed"
 
 
-def test_a_limit_that_is_not_reached_fails_and_names_a_site(
+def test_where_no_site_is_wrong_a_limit_that_is_not_reached_names_the_farthest_and_no_first(
     files: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = lines_of(capsys, 1, *files, "--max-kl", "0")
-    assert statuses(lines)["kl"] == "failed"
-    assert lines[-1].startswith("first divergent site: ")
+    (failed,) = (line for line in lines if line.startswith("failed"))
+    assert failed.split()[1] == "kl"
+    assert "no site is far off, the farthest is " in failed
+    assert not any("first divergent" in line for line in lines)
 
 
-def test_a_damaged_norm_shows_at_the_first_site_behind_it(
+def test_an_mlp_that_is_passed_by_shows_at_the_first_site_behind_it(
     files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every product is still exact: only the distance from the float model tells where it went wrong."""
-    plan = ("--plan", files[0].with_name("plan.json"))
-    wrong = with_constant(
-        files[0], tmp_path / "m.onnx", "blocks.3.norm1/LayerNormalization", 1, lambda weight: -3 * weight
+    """Every product and parameter is still right: only the distance from the float model tells where it went wrong."""
+    model = onnx.load(files[0])
+    norm, last = (
+        next(node for node in model.graph.node if node.name == f"{name}/LayerNormalization")
+        for name in ("blocks.3.norm1", "blocks.2.norm2")
     )
-    lines = lines_of(capsys, 1, wrong, *files[1:], *plan)
+    norm.input[0] = last.input[0]  # as if block 2 had no MLP
+    onnx.save(model, tmp_path / "m.onnx")
+    limits = ("--min-agreement", "1", "--max-kl", "0")
+    lines = lines_of(capsys, 1, tmp_path / "m.onnx", *files[1:], "--plan", files[0].with_name("plan.json"), *limits)
+    assert statuses(lines)["sites"] == statuses(lines)["parameters"] == "passed"
+    assert lines[-1].startswith("first divergent site: blocks.3.attn.qkv: ")
+
+
+def test_a_damaged_norm_is_the_first_that_diverges_and_no_site_that_is_merely_noisy(
+    files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node, junit = "blocks.3.norm1/LayerNormalization", tmp_path / "parity.xml"
+    wrong = with_constant(files[0], tmp_path / "m.onnx", node, 1, lambda weight: -3 * weight)
+    plan = ("--plan", files[0].with_name("plan.json"))
+    lines = lines_of(capsys, 1, wrong, *files[1:], *plan, "--junit", junit)
     assert statuses(lines)["sites"] == "passed"
     assert statuses(lines)["agreement"] == "failed"
-    assert lines[-1].startswith("first divergent site: blocks.3.attn.qkv: ")
+    assert lines[-1].startswith(f"first divergent site: {node}: ")
+    failures = [failure.text or "" for failure in ElementTree.parse(junit).getroot().iter("failure")]
+    assert len(failures) == 2 and all(f"first divergent site: {node}" in text for text in failures)
 
 
 def test_a_slightly_changed_norm_is_named_though_no_prediction_changes(
@@ -118,6 +137,7 @@ def test_a_slightly_changed_norm_is_named_though_no_prediction_changes(
     lines = lines_of(capsys, 1, wrong, *files[1:], "--plan", files[0].with_name("plan.json"))
     assert [name for name, status in statuses(lines).items() if status == "failed"] == ["parameters"]
     assert any(f"input 1 of {node}" in line for line in lines)
+    assert lines[-1].startswith(f"first divergent site: {node}: ")
 
 
 @pytest.mark.parametrize(
