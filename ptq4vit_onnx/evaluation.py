@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,10 +79,19 @@ def evaluate_files(
             f"{source.data} has no labels, and nothing to compare {reference.path} with; give an ImageFolder "
             "tree or a labels.csv, or --reference FLOAT.onnx"
         )
+    for path, logits in found.logits.items():
+        if sentence := not_finite(path, logits):
+            raise UserError(f"{sentence}, so it predicts nothing there; export the model again")
     return Evaluations(
         tuple(_evaluation(model.path, found, reference.path) for model in models),
         _evaluation(reference.path, found, reference.path),
     )
+
+
+def not_finite(path: Path, logits: Array) -> str | None:
+    """A sentence if some logits [images, classes] are NaN or infinite: the largest of them is then no prediction."""
+    wrong = int((~np.isfinite(logits)).any(-1).sum())
+    return f"logits of {path} are not finite on {wrong} of {len(logits)} images" if wrong else None
 
 
 def predict(
@@ -147,14 +155,13 @@ def _evaluation(path: Path, found: Predictions, reference: Path) -> Evaluation:
         return Evaluation(str(path), len(logits), top1, top5, None, None, None)
     wanted = found.logits[reference]
     drop = None if labels is None else metrics.paired_drop(wanted, logits, labels)
-    divergence = metrics.mean_kl(wanted, logits)
     return Evaluation(
         str(path),
         len(logits),
         top1,
         top5,
         metrics.agreement(logits, wanted),
-        divergence if math.isfinite(divergence) else None,  # JSON has no word for NaN
+        metrics.mean_kl(wanted, logits),
         None if drop is None else drop.points,
         None if drop is None else drop.standard_error,
     )

@@ -10,6 +10,7 @@ kl, drop     distance of the predicted distributions; loss of top-1 where there 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.evaluation import Predictions, predict
+from ptq4vit_onnx.evaluation import Predictions, not_finite, predict
 from ptq4vit_onnx.image_stream import ImageSource
 from ptq4vit_onnx.images import Progress
 from ptq4vit_onnx.kernels import KernelAudit, audit
@@ -191,11 +192,12 @@ def _saturation(kernels: KernelAudit, plan: ScalePlan | None) -> Check:
 
 
 def _outside(model: ModelFile, reference: ModelFile, found: Predictions, limits: Limits) -> list[Check]:
-    """What the predictions say."""
-    logits = found.logits[model.path]
-    if not np.isfinite(logits).all():
-        return [Check("agreement", "failed", "the logits are not finite")]
-    versus = compare_with_float(logits, found.logits[reference.path], found.labels)
+    """What the predictions say; nothing, where one of the models predicts no numbers."""
+    for file in (model, reference):
+        if sentence := not_finite(file.path, found.logits[file.path]):
+            unknown = [Check(name, "skipped", "not all logits are finite") for name in ("kl", "drop")]
+            return [Check("agreement", "failed", sentence), *unknown]
+    versus = compare_with_float(found.logits[model.path], found.logits[reference.path], found.labels)
     share, floor = versus.agreement / 100, limits.min_agreement
     equal = f"{versus.agreement:.2f} % of {versus.images} predictions equal the float model's"
     reached = _status(share >= floor - 1e-9)  # 0.99 of 500 images is 495 of them, whatever the rounding
@@ -218,8 +220,9 @@ def _drop(versus: AgainstFloat, limits: Limits) -> Check:
 
 def _at_most(name: str, sentence: str, value: float, limit: float | None) -> Check:
     said = "no limit" if limit is None else f"at most {limit:g}"
-    within = limit is None or value <= limit + 1e-9
-    return Check(name, _status(within), f"{sentence} ({said})", None, value, limit)
+    within = math.isfinite(value) and (limit is None or value <= limit + 1e-9)
+    held = value if math.isfinite(value) else None  # JSON has no word for NaN
+    return Check(name, _status(within), f"{sentence} ({said})", None, held, limit)
 
 
 def _status(passed: bool) -> Status:
@@ -236,6 +239,8 @@ def _from_float(model: ModelFile, reference: ModelFile, plan: ScalePlan, few: Ar
 
 
 def _distance(found: Divergence) -> str:
+    if not math.isfinite(found.relative_error):
+        return f"{found.site}: its output is not finite, or not there, in one of the two files"
     return f"{found.site}: {found.relative_error:.2g} of its spread away from the float model"
 
 

@@ -149,6 +149,20 @@ def test_labels_beyond_the_models_classes_are_refused(
     assert "classes 0..9" in message
 
 
+def test_a_model_whose_logits_are_not_finite_is_refused(
+    exported: Path, digit_files: Path, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    model = onnx.load(exported / "model.onnx")
+    bias = next(node for node in model.graph.node if node.name == "head/Add").input[1]
+    held = next(tensor for tensor in model.graph.initializer if tensor.name == bias)
+    held.CopyFrom(onnx.numpy_helper.from_array(np.nan * onnx.numpy_helper.to_array(held), bias))
+    wrong = tmp_path / "wrong.onnx"
+    onnx.save(model, wrong)
+    for models in ([wrong], [exported / "float.onnx", wrong], [wrong, exported / "float.onnx"]):
+        message = refused("eval", *models, "--data", digit_files)
+        assert f"logits of {wrong} are not finite on 24 of 24 images" in message
+
+
 def test_a_model_without_metadata_is_refused(
     exported: Path, digit_files: Path, tmp_path: Path, refused: Callable[..., str]
 ) -> None:

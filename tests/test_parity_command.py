@@ -16,6 +16,7 @@ import pytest
 from onnx import numpy_helper
 
 from ptq4vit_onnx import cli
+from ptq4vit_onnx.parity_checks import _at_most
 
 CHECKS = ["kernels", "saturation", "parameters", "sites", "agreement", "kl", "drop"]
 ROOT = Path(__file__).resolve().parent.parent
@@ -192,10 +193,24 @@ def test_a_float_model_is_no_integer_model(files: list[Any], capsys: pytest.Capt
     assert lines[-1].startswith("first divergent site: patch_embed.proj: ")
 
 
-def test_logits_that_are_not_finite_fail(files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = with_constant(files[0], tmp_path / "m.onnx", "head/Add", 1, lambda bias: np.nan * bias)
-    lines = lines_of(capsys, 1, wrong, *files[1:])
-    assert "the logits are not finite" in "".join(lines)
+@pytest.mark.parametrize(
+    ("position", "bias"), [(0, ("head/Add", 1)), (2, ("head/Gemm", 2))], ids=["model", "reference"]
+)
+def test_logits_that_are_not_finite_fail_and_leave_no_nan_in_the_json(
+    position: int, bias: tuple[str, int], files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = with_constant(files[position], tmp_path / "wrong.onnx", *bias, lambda values: np.nan * values)
+    given = [*files[:position], wrong, *files[position + 1 :]]
+    lines = lines_of(capsys, 1, *given, "--json", tmp_path / "parity.json")
+    assert f"logits of {wrong} are not finite on 24 of 24 images" in "".join(lines)
+    assert [statuses(lines)[name] for name in ("agreement", "kl", "drop")] == ["failed", "skipped", "skipped"]
+    assert "NaN" not in (tmp_path / "parity.json").read_text()
+
+
+@pytest.mark.parametrize("limit", [None, 0.1])
+def test_a_value_that_is_no_number_fails_and_is_null(limit: float | None) -> None:
+    check = _at_most("kl", "KL nan", float("nan"), limit)
+    assert (check.status, check.value) == ("failed", None)
 
 
 def test_junit_and_json_hold_every_check(files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
