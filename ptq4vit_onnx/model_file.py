@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.integer_products import INTEGER_KERNELS
 from ptq4vit_onnx.models.specs import find
 from ptq4vit_onnx.preprocessing import Preprocessing
 from ptq4vit_onnx.runtime import load
 
 _PREFIX = "ptq4vit_onnx."
+_QUANTISING_OPS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 
 
 @dataclass(frozen=True)
@@ -58,4 +60,15 @@ def require_reference_of(model: ModelFile, reference: ModelFile) -> None:
         raise UserError(
             f"reference {reference.path} has other weights of {model.model} ({reference.weights[:12]}) than "
             f"{model.path} ({model.weights[:12]}); give the float.onnx of the same export"
+        )
+
+
+def require_float(reference: ModelFile) -> None:
+    """Refuse a reference that is itself quantised: nothing in it says what the float model computes."""
+    nodes = load(reference.path, weights=False).graph.node
+    quantised = next((node for node in nodes if node.op_type in _QUANTISING_OPS | INTEGER_KERNELS), None)
+    if quantised is not None:
+        raise UserError(
+            f"reference {reference.path} is not a float file: it has the {quantised.op_type} {quantised.name}; "
+            "give the float.onnx of the same export"
         )

@@ -23,7 +23,7 @@ from ptq4vit_onnx.evaluation import Predictions, not_finite, predict
 from ptq4vit_onnx.image_stream import ImageSource
 from ptq4vit_onnx.images import Progress
 from ptq4vit_onnx.kernels import KernelAudit, audit
-from ptq4vit_onnx.model_file import ModelFile, require_reference_of
+from ptq4vit_onnx.model_file import ModelFile, require_float, require_reference_of
 from ptq4vit_onnx.parity import AgainstFloat, compare_with_float
 from ptq4vit_onnx.plan import ScalePlan
 from ptq4vit_onnx.replay import Divergence, divergences
@@ -111,6 +111,7 @@ def check_files(
 ) -> ParityResult:
     """Every check of `model` against its float `reference`; without a plan, some are skipped."""
     require_reference_of(model, reference)
+    require_float(reference)
     _require_plan_of(model, plan)
     chosen = limits or Limits()
     found = predict([model, reference], source, threads, batch, progress)

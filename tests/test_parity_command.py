@@ -251,6 +251,12 @@ def test_a_reference_of_another_model_is_refused(
     assert said in refused("parity", files[0], "--reference", other)
 
 
+def test_a_reference_that_is_quantised_is_refused(files: list[Any], refused: Callable[..., str]) -> None:
+    message = refused("parity", files[0], "--reference", files[0])
+    assert f"reference {files[0]} is not a float file: " in message
+    assert "give the float.onnx of the same export" in message
+
+
 def test_a_plan_of_another_model_is_refused(files: list[Any], tmp_path: Path, refused: Callable[..., str]) -> None:
     plan = json.loads(files[0].with_name("plan.json").read_text())
     (tmp_path / "plan.json").write_text(json.dumps({**plan, "weights": "0" * 64}))
