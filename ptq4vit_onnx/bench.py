@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,7 +60,7 @@ class BenchResult:
 
 @dataclass(frozen=True)
 class Profile:
-    """ONNX Runtime's own node times of one run (mean over runs), in milliseconds, largest first.
+    """ONNX Runtime's own node times of one run (each node's median over runs), in milliseconds, largest first.
 
     by_site: summed over nodes named `SITE/...`; nodes without such a name are counted under "other".
     """
@@ -109,16 +109,20 @@ def profile(model: Path, threads: int = 1, batch: int = 1, runs: int = 10, warmu
 
 
 def summarise(events: list[dict[str, Any]], warmup: int, runs: int) -> Profile:
-    """Sum the profiler's kernel events by op and by site, leaving out each node's first `warmup` runs."""
-    seen: Counter[str] = Counter()
-    by_op: Counter[str] = Counter()
-    by_site: Counter[str] = Counter()
+    """Each node's median over its runs, all but the first `warmup`, summed by op and by site.
+
+    Of means, one run in which another program took the CPU would put whatever node ran then on top.
+    """
+    times: dict[tuple[str, str], list[int]] = {}
     for name, op, duration in _kernel_events(events):
-        seen[name] += 1
-        if seen[name] > warmup:
-            by_op[op] += duration
-            by_site[_site_of(name)] += duration
-    return Profile(_per_run(by_op, runs), _per_run(by_site, runs), sum(by_op.values()) / 1000 / runs, runs)
+        times.setdefault((name, op), []).append(duration)
+    by_op: defaultdict[str, float] = defaultdict(float)
+    by_site: defaultdict[str, float] = defaultdict(float)
+    for (name, op), durations in times.items():
+        milliseconds = float(np.median(durations[warmup:])) / 1000
+        by_op[op] += milliseconds
+        by_site[_site_of(name)] += milliseconds
+    return Profile(_largest_first(by_op), _largest_first(by_site), sum(by_op.values()), runs)
 
 
 def _site_of(node: str) -> str:
@@ -133,8 +137,8 @@ def _kernel_events(events: list[dict[str, Any]]) -> Iterator[tuple[str, str, int
             yield event["name"].removesuffix("_kernel_time"), event["args"]["op_name"], event["dur"]
 
 
-def _per_run(microseconds: Counter[str], runs: int) -> dict[str, float]:
-    return {key: value / 1000 / runs for key, value in microseconds.most_common()}
+def _largest_first(times: Mapping[str, float]) -> dict[str, float]:
+    return dict(sorted(times.items(), key=lambda item: -item[1]))
 
 
 def _interleaved(
