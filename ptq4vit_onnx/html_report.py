@@ -32,7 +32,7 @@ def render(report: Data, plan: ScalePlan, evidence: Mapping[str, SiteEvidence]) 
         version=escape(report["version"]),
         title=escape(title),
         verdict=_verdict(report, rows),
-        overview=_section("Where the error arises", RECORDED if recorded else NOT_RECORDED, overview(rows)),
+        overview=_section("Where the error arises", *((RECORDED, overview(rows)) if recorded else (NOT_RECORDED, ""))),
         details=_section("One site", ONE_SITE, details(rows, metric), "one") if recorded else "",
         table=_section("All sites", ALL_SITES, table(rows)),
         provenance=_provenance(report),
@@ -51,10 +51,11 @@ def _verdict(report: Data, rows: Sequence[SiteRow]) -> str:
         f'<div class="note">{escape(note)}</div></dd></div>'
         for what, number, note in tiles_of(report)
     )
+    weakest = f'<p class="soft">{escape(said)}</p>' if (said := _weakest(rows)) else ""
     return (
         f"<header>{_banners(report)}<h1>{escape(report['model'])}, {_bits(report)}</h1>"
         f'<p class="verdict {"failed" if failed else "passed"}">{escape(text)}</p>'
-        f'<p class="soft">{escape(_weakest(rows))}</p></header><dl class="tiles">{tiles}</dl>'
+        f'{weakest}</header><dl class="tiles">{tiles}</dl>'
     )
 
 
@@ -88,9 +89,10 @@ def _banners(report: Data) -> str:
 
 
 def _weakest(rows: Sequence[SiteRow]) -> str:
+    """Where most is lost, or nothing where no error was recorded: losses of a plan are in each site's own units."""
     peak, noise = worst(rows), noisiest(rows)
-    if peak.evidence is None or noise is None or noise.evidence is None or noise.evidence.sqnr is None:
-        return f"The largest loss of the search is at {peak.name}."
+    if peak.evidence is None or noise is None or noise.evidence is None:
+        return ""
     if peak is noise:
         return (
             f"The weakest site is {peak.name}: {100 * peak.weight:.0f} % of the expected damage and the noisiest "
@@ -154,8 +156,9 @@ RECORDED = (
     "the loss and the error d of the site's output: what the site alone adds to the loss. Choose a site to see why."
 )
 NOT_RECORDED = (
-    "All sites in network order. Calibration was skipped because a plan was given, so these are the plan's own "
-    "losses, each in its site's own units, and there are no histograms."
+    "Not known here. Calibration was skipped because a plan was given, so no site's error was measured and there are "
+    "no histograms; the plan's own losses are each in its site's own units and cannot be set side by side. An export "
+    "without a plan shows both."
 )
 ONE_SITE = (
     "First the values of the left operand, and the points they are rounded to. Then how each metric judges the "
@@ -165,7 +168,8 @@ ALL_SITES = (
     "Left is the activation (a linear's input, Q, the probabilities P), right the weight, K or V. Steps of "
     "several groups (heads, output channels) are given as a range and their number. Moved: weight codes changed "
     "so that no CPU saturates. Twin: the expected damage, in nats per image, that two ranges save, and so whether they "
-    "were worth a second product."
+    "were worth a second product. Kernel: the codes that ONNX Runtime multiplies, what it returns, and how many "
+    "products if several; float is returned by MatMulIntegerToFloat, codes by QLinearMatMul."
 )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ptq4vit_onnx.charts import figure
 from ptq4vit_onnx.plan import SitePlan
 from ptq4vit_onnx.site_evidence import SiteEvidence
 
@@ -15,8 +14,8 @@ from ptq4vit_onnx.site_evidence import SiteEvidence
 class SiteRow:
     """One site as the page shows it, in network order.
 
-    weight: its bar: its share of the damage, or the loss itself where nothing was recorded.
-    kernels: e.g. "2 MatMulIntegerToFloat, u8 × s8". exact: None where it was not checked.
+    weight: its share of the expected damage of all sites, 0 where nothing was recorded.
+    kernels: e.g. "u8 × s8, MatMulIntegerToFloat (2)" for two products. exact: None where it was not checked.
     """
 
     name: str
@@ -33,13 +32,12 @@ def site_rows(
     report: Mapping[str, Any], sites: Mapping[str, SitePlan], evidence: Mapping[str, SiteEvidence]
 ) -> list[SiteRow]:
     """Every planned site with what was measured of it."""
-    damage = {name: evidence[name].damage for name in sites} if set(sites) <= set(evidence) else None
-    losses = damage or {name: sum(plan.losses.values()) for name, plan in sites.items()}
-    total = sum(losses.values()) or 1.0
+    damage = {name: evidence[name].damage if name in evidence else 0.0 for name in sites}
+    total = sum(damage.values()) or 1.0
     moved = report.get("passes", {}).get("moved_weights", {})
     return [
-        SiteRow(name, plan, evidence.get(name), losses[name] / (total if damage else 1.0), moved.get(name),
-                _kernels(report, name), *_exactness(report, name))
+        SiteRow(name, plan, evidence.get(name), damage[name] / total, moved.get(name), _kernels(report, name),
+                *_exactness(report, name))
         for name, plan in sites.items()
     ]  # fmt: skip
 
@@ -48,9 +46,9 @@ def _kernels(report: Mapping[str, Any], name: str) -> str:
     products = [item for item in report.get("kernels", {}).get("products", []) if item["site"] == name]
     kinds: dict[str, int] = {}
     for item in products:
-        kind = f"{item['kernel']}, {item['operands']}".replace(" x ", " × ")
+        kind = f"{item['operands']}, {item['kernel']}".replace(" x ", " × ")
         kinds[kind] = kinds.get(kind, 0) + 1
-    return "; ".join(kind if count == 1 else f"{count} {kind}" for kind, count in kinds.items())
+    return "; ".join(kind if count == 1 else f"{kind} ({count})" for kind, count in kinds.items())
 
 
 def _exactness(report: Mapping[str, Any], name: str) -> tuple[bool | None, str | None]:
@@ -71,9 +69,8 @@ def noisiest(rows: Sequence[SiteRow]) -> SiteRow | None:
 
 
 def said(row: SiteRow) -> str:
-    """A site's figures in words, its name first, parted by commas."""
-    if row.evidence is None:
-        return f"{row.name}, loss {figure(row.weight)}"
+    """A recorded site's figures in words, its name first, parted by commas."""
+    assert row.evidence is not None, "without a recording there are no figures"
     noise = "no error" if row.evidence.sqnr is None else f"SQNR {row.evidence.sqnr:.1f} dB"
     return f"{row.name}, {100 * row.weight:.1f} % of the expected damage, {noise}"
 

@@ -19,22 +19,19 @@ BARS, BASE, DOTS, FLOOR = 18, 168, 192, 282
 
 
 def overview(rows: Sequence[SiteRow]) -> str:
-    """A bar (damage) and a dot (SQNR) for every site, in network order, the worst in another colour."""
+    """A bar (damage) and a dot (SQNR) for every recorded site, in network order, the worst in another colour."""
     decibels = [value for row in rows if (value := decibels_of(row)) is not None]
     low, high = (min(decibels) - LOWEST_DECIBELS, max(decibels) + 1.0) if decibels else (0.0, 1.0)
     top = max(row.weight for row in rows) or 1.0
-    recorded = rows[0].evidence is not None
     columns = "".join(
         f'<div class="block" style="flex-grow:{len(group)}">{"".join(group)}<span>{label}</span></div>'
         for label, group in _blocks(rows, top, low, high)
     )
-    unit = f"{100 * top:.0f} %" if recorded else figure(top, 2)
-    rules = [_rule(BARS, unit), _rule(BASE, "0", "base")]
+    rules = [_rule(BARS, f"{100 * top:.0f} %"), _rule(BASE, "0", "base")]
     if decibels:
         places = {tick: DOTS + (FLOOR - DOTS) * (high - tick) / (high - low) for tick in _ticks(low, high)}
         rules += [_rule(place, f"{tick:.0f} dB") for tick, place in places.items()]
-    what = "expected damage, share of all sites" if recorded else "loss the search measured"
-    titles = f'<div class="what" style="top:-3px">{what}</div>'
+    titles = '<div class="what" style="top:-3px">expected damage, share of all sites</div>'
     if decibels:
         titles += f'<div class="what" style="top:{BASE + 3}px">SQNR of the output, higher is better</div>'
     return (

@@ -10,20 +10,25 @@ from ptq4vit_onnx.html_rows import SiteRow, decibels_of, noisiest, worst
 from ptq4vit_onnx.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.twin_choice import twin_choice
 
-NUMBERS = ("SQNR, dB", "Damage, %", "Clipped, %", "Bits", "Shift", "Outliers", "Moved")  # set to the right
+NUMBERS = ("SQNR, dB", "Damage, %", "Clipped, %", "Bits", "Outliers", "Moved")  # set to the right
+NO_BREAK = "\u2011"  # a hyphen at which no line ends
+WRAPPED = ("Twin",)  # in two lines where sites' names are long
+RETURNS = {"MatMulIntegerToFloat": "float", "QLinearMatMul": "codes"}  # whole names would not fit on a screen
 
 
 def table(rows: Sequence[SiteRow]) -> str:
     """All sites; a column that is empty for every site is left out."""
     cells = [_cells(row) for row in rows]
     shown = [name for name in cells[0] if any(line[name] for line in cells)]
-    head = "".join(f'<th scope="col"{_class(_alignment(name))}>{name}</th>' for name in ("Site", *shown))
+    head = "".join(
+        f'<th scope="col"{_class(_setting(name))}>{name.replace(", ", ",<br>")}</th>' for name in ("Site", *shown)
+    )
     noise = noisiest(rows)
     marks = {("Damage, %", worst(rows).name): "warm", ("SQNR, dB", noise.name if noise else ""): "warm"}
     marks |= {("Parity", row.name): "bad" for row in rows if row.exact is False}
     body = ""
     for index, (row, line) in enumerate(zip(rows, cells, strict=True)):
-        kinds = {name: f"{_alignment(name)} {marks.get((name, row.name), '')}".strip() for name in shown}
+        kinds = {name: f"{_setting(name)} {marks.get((name, row.name), '')}".strip() for name in shown}
         columns = "".join(f"<td{_class(kinds[name])}>{escape(line[name])}</td>" for name in shown)
         body += f'<tr><th scope="row">{_link(index, row)}</th>{columns}</tr>'
     return (
@@ -35,6 +40,7 @@ def table(rows: Sequence[SiteRow]) -> str:
 def _cells(row: SiteRow) -> dict[str, str]:
     lhs, rhs, evidence, decibels = row.plan.lhs, row.plan.rhs, row.evidence, decibels_of(row)
     return {
+        "Parity": "" if row.exact is None else "exact" if row.exact else (row.failure or "differs"),
         "SQNR, dB": "" if decibels is None else f"{decibels:.1f}",
         "Damage, %": "" if evidence is None else f"{100 * row.weight:.1f}",
         "Clipped, %": "" if evidence is None else figure(100 * evidence.clipped, 2),
@@ -42,12 +48,10 @@ def _cells(row: SiteRow) -> dict[str, str]:
         "Left": type_name(lhs),
         "Twin": _twin(row),
         "Left step": steps(lhs),
-        "Shift": str(lhs.shift) if isinstance(lhs, (TwinSoftmax, TwinGelu)) else "",
         "Right step": steps(rhs),
         "Outliers": "" if row.plan.outliers is None else str(len(row.plan.outliers.channels)),
         "Moved": "" if row.moved is None else str(row.moved),
-        "Kernel": row.kernels,
-        "Parity": "" if row.exact is None else "exact" if row.exact else (row.failure or "differs"),
+        "Kernel": _kernels(row),
     }
 
 
@@ -57,7 +61,15 @@ def _twin(row: SiteRow) -> str:
     if choice is None:
         return ""
     verb = "saves" if choice.taken else "would save" if choice.saves > 0 else "would add"
-    return f"{verb} {abs(choice.saves):.1e}"
+    return f"{verb} {figure(abs(choice.saves), 2)}".replace("-", NO_BREAK)
+
+
+def _kernels(row: SiteRow) -> str:
+    """u8 × s8, MatMulIntegerToFloat -> u8 × s8 → float"""
+    text = row.kernels
+    for name, returned in RETURNS.items():
+        text = text.replace(f", {name}", f" → {returned}")
+    return text
 
 
 def _link(index: int, row: SiteRow) -> str:
@@ -65,8 +77,8 @@ def _link(index: int, row: SiteRow) -> str:
     return name if row.evidence is None else f'<a href="#site-{index}">{name}</a>'
 
 
-def _alignment(name: str) -> str:
-    return "n" if name in NUMBERS else ""
+def _setting(name: str) -> str:
+    return "n" if name in NUMBERS else "w" if name in WRAPPED else ""
 
 
 def _class(kind: str) -> str:

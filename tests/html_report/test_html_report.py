@@ -136,16 +136,35 @@ def test_names_are_escaped(made_up: Any) -> None:
     assert "<img" not in html and escape(evil) in html
 
 
-def test_without_evidence_the_losses_of_the_plan_are_shown_and_no_charts(made_up: Any) -> None:
+def test_without_evidence_nothing_is_said_of_errors_and_a_sentence_says_why(made_up: Any) -> None:
+    """The losses of a plan are in each site's own units: the largest of them is not the worst."""
     html = render(made_up.report_of(), made_up.plan, {})
     text = text_of(html)
-    assert "Calibration was skipped" in text and "One site" not in text and 'class="site' not in html
-    assert "largest loss of the search is at blocks.0.mlp.fc2" in text
-    assert "loss 3" in html and len(re.findall(r'<tr><th scope="row">', html)) == len(made_up.plan.sites)
-    assert "SQNR, dB" not in text
+    assert "Not known here. Calibration was skipped because a plan was given" in text
+    assert "One site" not in text and 'class="site' not in html and 'class="column' not in html
+    assert "largest" not in text and "weakest" not in text and "SQNR, dB" not in text and "Damage" not in text
+    assert len(re.findall(r'<tr><th scope="row">', html)) == len(made_up.plan.sites)
     tags = _Tags()
     tags.feed(html)
     assert tags.open == []
+    assert tags.targets == []
+
+
+def test_the_table_says_parity_first_and_kernels_in_few_characters(made_up: Any) -> None:
+    data = made_up.report_of()
+    data["kernels"]["products"] += [
+        {"site": "head", "product": "MatMul.outliers", "kernel": kernel, "integer": kernel != "MatMul",
+         "operands": operands, "unsafe": None}
+        for kernel, operands in (("MatMulIntegerToFloat", "u8 x s8"), ("QLinearMatMul", "u8 x u8"),
+                                 ("MatMul", "float x float"))
+    ]  # fmt: skip
+    html = render(data, made_up.plan, made_up.evidence)
+    heads = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', html)
+    assert (heads[:2], heads[-1]) == (["Site", "Parity"], "Kernel")
+    rows = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in re.findall(r'<tr><th scope="row">.*?</tr>', html)]
+    assert [row[1] for row in rows] == ["exact"] * len(made_up.plan.sites)
+    assert rows[0][-1] == "u8 × s8 → float"
+    assert rows[-1][-1] == "u8 × s8 → float (2); u8 × u8 → codes; float × float, MatMul"
 
 
 def test_the_page_of_a_large_model_stays_small(made_up: Any) -> None:

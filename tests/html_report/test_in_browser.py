@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from html import escape, unescape
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+
+from ptq4vit_onnx.html_report import render
+from ptq4vit_onnx.quantizers import Uniform, as_float32
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # What must be drawn: its colour (None: anything but the page's), and on how much of its box at least.
@@ -121,3 +125,19 @@ def test_the_page_never_scrolls_sideways(made_up: Any, folder: Path) -> None:
     script = """onload = () => { document.body.dataset.found = JSON.stringify(
         [...document.querySelectorAll("iframe")].map(one => one.contentDocument.documentElement.scrollWidth)); }"""
     assert found_in(browse(write(folder, f"<body>{frames}</body>", script), "--dump-dom")) == widths
+
+
+def test_the_table_of_sites_fits_a_screen_of_1280_pixels(made_up: Any, folder: Path) -> None:
+    """With every column filled, names as long as Swin's and a scale for each of 576 outputs."""
+    weight = Uniform(8, tuple(as_float32(0.000596 + 0.000004 * number) for number in range(576)))
+    forms = {"TwinGelu": 0.0001, "Affine": 0.00025}
+    sites = {
+        f"layers.2.{name}" if name.startswith("blocks") else name: replace(site, forms=forms, rhs=weight)
+        for name, site in made_up.plan.sites.items()
+    }
+    plan = replace(made_up.plan, sites=sites)
+    evidence = dict(zip(sites, made_up.evidence.values(), strict=True))
+    script = """const box = document.querySelector(".scroll");
+        document.body.dataset.found = JSON.stringify([innerWidth, box.scrollWidth - box.clientWidth]);"""
+    path = write(folder, render(made_up.report_of(plan), plan, evidence), script)
+    assert found_in(browse(path, "--dump-dom")) == [1280, 0]
