@@ -191,3 +191,22 @@ def test_apart_the_form_with_the_smaller_loss_of_both_sides_is_taken() -> None:
     grids: list[Any] = [uniform_grid(recording.lhs, 3, 1, -3, options), affine_grid(recording.lhs, 3, options)]
     rhs_grid = uniform_grid(recording.rhs, 8, 1, -1, options)
     assert isinstance(product.run(grids, rhs_grid, Uniform(8, (1.0,))).lhs, Affine)
+
+
+@pytest.mark.parametrize(("weight", "order"), [(True, ["rhs", "lhs", "rhs", "lhs"]), (False, ["lhs", "rhs"] * 2)])
+def test_weights_take_the_first_turn_of_every_round(
+    weight: bool, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording, turns = linear(), []
+    options = Options(rounds=2, weight_bits=3, activation_bits=3, twin="none", activations="symmetric")
+    product = ProductSearch(objective_of(recording, "hessian"), options, weight)
+    search = product.search
+
+    def noted(side: Any, *rest: Any) -> Any:
+        turns.append(side)
+        return search(side, *rest)
+
+    monkeypatch.setattr(product, "search", noted)
+    product.run([uniform_grid(recording.lhs, 3, 1, -3, options)], uniform_grid(recording.rhs, 3, 1, -1, options),
+                Uniform(3, (0.5,)))  # fmt: skip
+    assert turns == order
