@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from ptq4vit_onnx import process
 from ptq4vit_onnx.calibrate import calibrate
 from ptq4vit_onnx.float_export import export_float
 from ptq4vit_onnx.images import synthetic_images
@@ -67,6 +68,7 @@ def main() -> None:
     parser.add_argument("--bits", nargs="+", type=int, default=[8, 6])
     parser.add_argument("--images", type=int, default=2)
     parsed = parser.parse_args()
+    process.prepare()
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
     for name in parsed.model:
         with tempfile.TemporaryDirectory() as folder:

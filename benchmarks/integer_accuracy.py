@@ -21,7 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import real_data
-from ptq4vit_onnx import metrics
+from ptq4vit_onnx import metrics, process
 from ptq4vit_onnx.calibrate import calibrate
 from ptq4vit_onnx.file_form import form_of
 from ptq4vit_onnx.float_export import export_float
@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--paper", action="store_true", help="the published form instead of the defaults")
     parser.add_argument("--save", type=Path, help="keep models and plans in this folder")
     parsed = parser.parse_args()
+    process.prepare()
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
     with tempfile.TemporaryDirectory() as scratch:
         folder = parsed.save or Path(scratch)

@@ -14,6 +14,7 @@ import time
 
 import torch
 
+from ptq4vit_onnx import process
 from ptq4vit_onnx.calibrate import plan_site
 from ptq4vit_onnx.images import synthetic_images
 from ptq4vit_onnx.loading import load, resolve
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=1)
     parsed = parser.parse_args()
+    process.prepare()
     model = load(resolve(parsed.model), random_weights=True)
     pixels = torch.from_numpy(synthetic_images(model.preprocessing, parsed.images, 0).images)
     sites = [site.name for site in discover(model.module, pixels[:1])]

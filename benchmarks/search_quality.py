@@ -22,6 +22,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import real_data
+from ptq4vit_onnx import process
 from ptq4vit_onnx.calibrate import calibrate, lhs_grids, rhs_search_space
 from ptq4vit_onnx.grids import Grid
 from ptq4vit_onnx.images import synthetic_images
@@ -106,6 +107,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=32)
     parser.add_argument("--blocks", type=int, default=1)
     parsed = parser.parse_args()
+    process.prepare()
     if parsed.what == "quality":
         quality(parsed.model or "vit_t", parsed.bits, parsed.images)
     else:

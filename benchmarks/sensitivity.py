@@ -18,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import real_data
-from ptq4vit_onnx import metrics
+from ptq4vit_onnx import metrics, process
 from ptq4vit_onnx.calibrate import calibrate
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.simulate import simulate
@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--photos", type=int, default=100)
     parser.add_argument("--paper", action="store_true", help="the published form instead of the defaults")
     parsed = parser.parse_args()
+    process.prepare()
     model = real_data.load_model(parsed.model)
     width: dict[str, Any] = {"weight_bits": parsed.bits, "activation_bits": parsed.bits}
     options = Options.paper(**width) if parsed.paper else Options(**width)

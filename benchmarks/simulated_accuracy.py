@@ -23,7 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import real_data
-from ptq4vit_onnx import metrics
+from ptq4vit_onnx import metrics, process
 from ptq4vit_onnx.calibrate import calibrate
 from ptq4vit_onnx.loading import LoadedModel
 from ptq4vit_onnx.options import Options
@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, help="only these rows of the table, counted from 1")
     parser.add_argument("--rounds", type=int, help="instead of each method's own")
     parsed = parser.parse_args()
+    process.prepare()
     table = method_rows(parsed.bits or [8, 6, 4]) if parsed.table == "methods" else ablation_rows(parsed.bits or [8, 6])
     table = [table[row - 1] for row in parsed.rows] if parsed.rows else table
     if parsed.rounds is not None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from ptq4vit_onnx import __version__, cli_bench, cli_eval, cli_reproduce
+from ptq4vit_onnx import __version__, cli_bench, cli_eval, cli_reproduce, process
 from ptq4vit_onnx.cli_arguments import Outcome, not_negative, positive, table
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.models.specs import DEFAULT, SPECS, find
@@ -36,9 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = build_parser()
     parsed = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    # Before torch is imported. Its threads spin while they wait for each other; next to any other busy program that
-    # made a calibration ten times slower.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    process.prepare()
     if not hasattr(parsed, "command"):
         parser.print_help()
         return 2

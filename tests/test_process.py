@@ -1,0 +1,45 @@
+"""How the process waits and keeps memory."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+_FAULTS = """
+import resource
+from ptq4vit_onnx import process
+{call}
+import torch
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    torch.ones(10_000_000).add(1)
+before = faults()
+for _ in range(5):
+    torch.ones(10_000_000).add(1)
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told how to keep memory")
+def test_large_tensors_reuse_freed_memory(run_python: Callable[..., Any]) -> None:
+    # A tensor is 40 MB, ten thousand pages; ten of them are made, after a start that leaves enough memory behind. In
+    # interpreters of their own: how memory is kept is a setting of the whole process.
+    default, kept = (int(run_python(_FAULTS.format(call=call)).stdout) for call in ("", "process.prepare()"))
+    assert kept <= default / 4
+
+
+@pytest.mark.parametrize("setting", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX"])
+def test_a_user_who_has_set_malloc_is_left_alone(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ptq4vit_onnx import process
+
+    called = []
+    monkeypatch.setattr(process, "keep_freed_memory", lambda: called.append(1))
+    monkeypatch.setenv(setting, "1")
+    process.prepare()
+    assert not called
+    monkeypatch.delenv(setting)
+    process.prepare()
+    assert called
