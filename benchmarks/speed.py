@@ -8,11 +8,13 @@ just covers the largest value on two made-up images. So the forms that `auto` ta
 sites took which is printed. All files of a model are timed in turns, in one process, with sleeping
 threads; times are medians and quartiles. Every file is proven before it is timed: all products on integer kernels,
 none can saturate, and each equals integer arithmetic on two images. --keep DIR: where files stay, and are taken from.
+Figures for AVX2 without VNNI from a newer CPU: benchmarks/avx2_runtime.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,8 @@ from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks import avx2_runtime
 from ptq4vit_onnx.bench import Timing, bench, profile
 from ptq4vit_onnx.calibrate import plan_site
 from ptq4vit_onnx.float_export import export_float
@@ -190,7 +194,8 @@ def main() -> None:
     parser.add_argument("--profile", nargs="+", default=[], choices=(FLOAT, *VARIANTS), metavar="VARIANT")
     parser.add_argument("--unproven", action="store_true", help="leave out the proof, which takes longer than the rest")
     parsed = parser.parse_args()
-    print(f"{cpu_features()}; variants: {', '.join(parsed.variant)}\n")
+    kernels = "ONNX Runtime limited to AVX2, on " if avx2_runtime.is_limited() else ""
+    print(f"{kernels}{cpu_features()}; variants: {', '.join(parsed.variant)}\n")
     with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as temporary:
         for name in parsed.model:
             measure(name, parsed, parsed.keep or Path(temporary))
