@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptq4vit_onnx.cli_arguments import Outcome, add_images, add_running, number, shown, table
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.result_files import ResultFile, named_results, require_apart
 
 if TYPE_CHECKING:
     from ptq4vit_onnx.evaluation import Evaluation, Evaluations
     from ptq4vit_onnx.images import Progress
+    from ptq4vit_onnx.parity_checks import ParityResult
 
 
 def add_eval(commands: Any) -> argparse.ArgumentParser:
@@ -69,8 +73,10 @@ def add_parity(commands: Any) -> argparse.ArgumentParser:
     limits.add_argument("--max-drop", type=number, metavar="POINTS", help="loss of top-1 (no limit)")
     limits.add_argument("--max-kl", type=number, metavar="NATS", help="mean KL divergence (no limit)")
     results = parser.add_argument_group("results")
-    results.add_argument("--junit", type=Path, metavar="FILE", help="write the checks as JUnit XML")
-    results.add_argument("--json", type=Path, metavar="FILE", help="write the checks as JSON")
+    results.add_argument(
+        "--junit", type=Path, metavar="FILE", help="write the checks as JUnit XML; - prints it instead"
+    )
+    results.add_argument("--json", type=Path, metavar="FILE", help="write the checks as JSON; - prints it instead")
     add_images(parser)
     add_running(parser)
     return parser
@@ -78,18 +84,41 @@ def add_parity(commands: Any) -> argparse.ArgumentParser:
 
 def run_parity(parsed: argparse.Namespace, progress: Progress) -> Outcome:
     from ptq4vit_onnx.api import check_parity
-    from ptq4vit_onnx.outputs import write_whole
 
+    results = _result_files(parsed)
     result = check_parity(
         parsed.model, parsed.reference, parsed.data, plan=parsed.plan, min_agreement=parsed.min_agreement,
         max_drop=parsed.max_drop, max_kl=parsed.max_kl, images=parsed.images, where=parsed.where,
         threads=parsed.threads, batch=parsed.batch, progress=progress,
     )  # fmt: skip
-    if parsed.json is not None:
-        write_whole(parsed.json, json.dumps(result.to_data(), indent=1) + "\n")
-    if parsed.junit is not None:
-        write_whole(parsed.junit, result.to_junit())
+    printed = _write(results, result)
+    return Outcome(parity_text(result) if printed is None else printed, 0 if result.passed else 1)
+
+
+def parity_text(result: ParityResult) -> str:
+    """A line for each check, and where it went wrong."""
     lines = table([(check.status, check.name, check.sentence) for check in result.checks])
-    if result.first_divergent is not None:
-        lines += f"\nfirst divergent site: {result.first_divergent}"
-    return Outcome(lines, 0 if result.passed else 1)
+    return lines if result.first_divergent is None else f"{lines}\nfirst divergent site: {result.first_divergent}"
+
+
+def _result_files(parsed: argparse.Namespace) -> list[ResultFile]:
+    """Where results go; a place that cannot be meant is refused before the work."""
+    results = named_results(json=parsed.json, junit=parsed.junit)
+    require_apart(results, {
+        "MODEL": parsed.model, "--reference": parsed.reference, "--data": parsed.data,
+        "the plan": parsed.plan or parsed.model.with_name("plan.json"),
+    })  # fmt: skip
+    if sum(result.is_printed for result in results) > 1:
+        raise UserError("--json and --junit both go to standard output; give a file for one of them")
+    return results
+
+
+def _write(results: Sequence[ResultFile], result: ParityResult) -> str | None:
+    """Write every result that goes to a file; the text of the one that is printed, if any."""
+    from ptq4vit_onnx.outputs import write_whole
+
+    texts = {"--json": json.dumps(result.to_data(), indent=1) + "\n", "--junit": result.to_junit()}
+    for file in results:
+        if not file.is_printed:
+            write_whole(file.path, texts[file.option], file.option)
+    return next((texts[file.option].rstrip("\n") for file in results if file.is_printed), None)

@@ -1,4 +1,4 @@
-"""Output folders that appear whole or not at all."""
+"""Output folders and files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -50,14 +50,28 @@ def whole_folder(folder: Path, force: bool) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """A text file that appears whole or not at all."""
+def write_whole(path: Path, text: str, option: str = "--output") -> None:
+    """A text file that appears whole or not at all. option: which of the user's named it, for the message.
+
+    A link stays a link, its target is replaced. A device or a pipe is written to: a rename would put a file in its
+    place.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace_file(path.resolve(), text)
+    except OSError as error:
+        raise _write_error(path, error, option) from error
+    except RuntimeError as error:  # what resolving a loop of links raises before Python 3.13
+        raise UserError(f"cannot write {path}: {error}; give another {option}") from error
+
+
+def _replace_file(path: Path, text: str) -> None:
     staging = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         staging.write_text(text, encoding="utf-8")
         staging.replace(path)
-    except OSError as error:
-        raise _write_error(path, error) from error
     finally:
         staging.unlink(missing_ok=True)
 
@@ -85,6 +99,6 @@ def _existing_parent(folder: Path) -> Path:
     return parent
 
 
-def _write_error(path: Path, error: OSError) -> UserError:
+def _write_error(path: Path, error: OSError, option: str = "--output") -> UserError:
     what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else (error.strerror or str(error))
-    return UserError(f"cannot write {path}: {what}; nothing was left behind, give another --output or make room")
+    return UserError(f"cannot write {path}: {what}; nothing was left behind, give another {option} or make room")

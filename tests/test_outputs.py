@@ -184,3 +184,34 @@ def test_a_text_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
     assert "the disk is full" in refusal(lambda: write_whole(path, "new"))
     assert contents(tmp_path) == {"plan.json": "old"}
+
+
+def test_a_link_stays_and_its_target_is_replaced_whole(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    target, link = tmp_path / "real" / "result.json", tmp_path / "link.json"
+    link.symlink_to(target)
+    for text in ("first", "second"):  # the first time it points to nothing
+        write_whole(link, text)
+        assert link.is_symlink() and target.read_text() == text
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["link.json", "real", "result.json"]
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_whole(pipe, "result")
+        assert os.read(reader, 100) == b"result"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_file_that_cannot_be_written_is_refused_by_the_name_of_its_option(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for path in (tmp_path / "absent" / "a.json", tmp_path, loop):
+        message = refusal(lambda path=path: write_whole(path, "text", "--json"))  # type: ignore[misc]
+        assert message.startswith(f"cannot write {path}: ") and "give another --json" in message
+    assert list(tmp_path.iterdir()) == [loop]

@@ -238,6 +238,38 @@ def test_a_result_that_cannot_be_written_is_one_line(
 
 
 @pytest.mark.parametrize(
+    ("option", "name"),
+    [("--json", "model.onnx"), ("--junit", "float.onnx"), ("--json", "plan.json"), ("--json", "link"), ("--json", "x")],
+)
+def test_a_result_never_replaces_an_input_or_the_other_result(
+    option: str, name: str, files: list[Any], tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    for file in ("model.onnx", "float.onnx", "plan.json"):
+        shutil.copy(files[0].with_name(file), tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "float.onnx")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    given = [tmp_path / "model.onnx", "--reference", tmp_path / "float.onnx", *files[3:]]
+    results = [option, tmp_path / name, *(["--junit", tmp_path / "sub" / ".." / "x"] if name == "x" else [])]
+    message = refused("parity", *given, *results)
+    expected = {"model.onnx": "MODEL", "float.onnx": "--reference", "link": "--reference", "plan.json": "the plan"}
+    assert f" is {expected.get(name, '--json')} as well; give another" in message
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_dash_prints_the_result_and_nothing_else(
+    files: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    refused: Callable[..., str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    few = [*files[:3], "--images", 2]
+    assert json.loads("".join(lines_of(capsys, 0, *few, "--json", "-")))["passed"] is True
+    text = "".join(lines_of(capsys, 0, *few, "--junit", "-"))
+    assert ElementTree.fromstring(text).get("failures") == "0"
+    assert "give a file for one of them" in refused("parity", *few, "--json", "-", "--junit", "/dev/fd/1")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
     ("key", "value", "said"),
     [
         ("ptq4vit_onnx.model", "deit_t", "is deit_t, but"),
