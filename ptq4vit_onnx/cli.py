@@ -126,7 +126,7 @@ def _add_export(commands: Any) -> None:
         "--model", default=DEFAULT, help=f"a name of `ptq4vit-onnx models`, or any timm ViT ({DEFAULT})"
     )
     export.add_argument("--output", type=Path, metavar="DIR", help="output folder (./MODEL_wKaK)")
-    export.add_argument("--force", action="store_true", help="replace an existing output folder")
+    export.add_argument("--force", action="store_true", help="replace an earlier export")
     export.add_argument("--batch", type=positive, metavar="N", help="fix the batch size (dynamic)")
     export.add_argument("--json", action="store_true", help="print report.json on standard output")
     weights = export.add_argument_group("weights").add_mutually_exclusive_group()

@@ -6,26 +6,45 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from ptq4vit_onnx.errors import UserError
 
+# All that an export writes; --force replaces a folder of these and no other.
+EXPORT_FILES = (
+    "model.onnx", "model.onnx.data", "float.onnx", "float.onnx.data", "plan.json", "report.json", "report.html"
+)  # fmt: skip
+
 
 def require_free(folder: Path, force: bool) -> None:
-    """Refuse early, before any work: a folder that exists, without --force, or one that cannot be written."""
+    """Refuse early, before any work: a folder that cannot be written, or that exists; with force, only one that holds
+    more than an export, since replacing it would delete that."""
     if Path.cwd().is_relative_to(folder.resolve()):
         raise UserError(f"output {str(folder)!r} is the folder you are in, or above it; name one below it")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"output {folder} exists and is not a folder; give another --output")
     if folder.exists() and any(folder.iterdir()) and not force:
         raise UserError(f"output folder {folder} exists; give another --output, or --force to replace it")
+    foreign = _foreign_entry(folder)
+    if foreign is not None:
+        raise UserError(
+            f"output folder {folder} holds {foreign!r}, which no export writes and --force would delete; "
+            "give another --output, or move it away"
+        )
     parent = _existing_parent(folder)
     if not parent.is_dir():
         raise UserError(f"cannot write {folder}: {parent} is not a folder; give another --output")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UserError(f"cannot write {folder}: no permission in {parent}; give another --output")
+
+
+def require_outside(folder: Path, inputs: Mapping[str, Path | None]) -> None:
+    """Refuse an input inside the folder that is about to be replaced. inputs: option -> path."""
+    for option, path in inputs.items():
+        if path is not None and path.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{option} {path} lies in the output folder {folder}; give another --output")
 
 
 @contextmanager
@@ -90,6 +109,12 @@ def _swap(staging: Path, folder: Path) -> None:
     finally:
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)
+
+
+def _foreign_entry(folder: Path) -> str | None:
+    """The name of the first thing in a folder that is no file of an export."""
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    return next((entry.name for entry in entries if entry.name not in EXPORT_FILES or entry.is_dir()), None)
 
 
 def _existing_parent(folder: Path) -> Path:

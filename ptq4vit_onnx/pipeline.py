@@ -6,7 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,15 @@ from ptq4vit_onnx import __version__
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.html_report import render
 from ptq4vit_onnx.images import ImageSet, embedded_digits, load_images, require_source, synthetic_images
+from ptq4vit_onnx.known_plan import load_plan, options_of, require_plan_fits
 from ptq4vit_onnx.loading import LoadedModel, load, resolve
 from ptq4vit_onnx.models.specs import ModelSpec
 from ptq4vit_onnx.options import Options
-from ptq4vit_onnx.outputs import require_free, whole_folder
+from ptq4vit_onnx.outputs import require_free, require_outside, whole_folder
 from ptq4vit_onnx.plan import ScalePlan, SitePlan
-from ptq4vit_onnx.quantizers import Affine, Uniform
 from ptq4vit_onnx.report import Report
 from ptq4vit_onnx.resume import Journal
 from ptq4vit_onnx.site_evidence import SiteEvidence
-from ptq4vit_onnx.sites import Site
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
@@ -72,9 +71,10 @@ class FloatParity:
 def export(request: ExportRequest, progress: Progress = lambda items, _title: items) -> Report:
     """Export, calibrate, quantise, prove, write; on UserError or ParityError nothing is written."""
     spec = resolve(request.model)
-    known_plan = None if request.plan is None else _load_plan(request.plan, spec)
+    known_plan = None if request.plan is None else load_plan(request.plan, spec)
     if known_plan is not None:
         request = replace(request, options=options_of(known_plan))
+    require_outside(request.folder, {"--data": request.data, "--checkpoint": request.checkpoint})
     require_free(request.folder, request.force)
     if request.data is not None:
         require_source(request.data)
@@ -99,7 +99,7 @@ def _run(
 
     sites = discover(model.module, torch.from_numpy(images.images[:1]))
     if known_plan is not None:
-        _require_plan_fits(known_plan, model, sites)
+        require_plan_fits(known_plan, model, sites)
     with clock("float export"):
         float_model = export_float(model, sites, request.batch)
         float_path = save_model(float_model, staging / "float.onnx")
@@ -224,49 +224,6 @@ class _Sized:
 
     def __iter__(self) -> Iterator[Any]:
         return self.items
-
-
-def _load_plan(path: Path, spec: ModelSpec) -> ScalePlan:
-    plan = ScalePlan.load(path)
-    if plan.model != spec.name:
-        raise UserError(
-            f"plan {path} is for {plan.model}, not for {spec.name}; give --model {plan.model} or "
-            "calibrate again without --plan"
-        )
-    return plan
-
-
-def options_of(plan: ScalePlan) -> Options:
-    """The options a plan was made with: they name the folder and stand in the report, whatever was typed."""
-    known = {item.name for item in fields(Options)}
-    try:
-        return Options(**{name: value for name, value in plan.options.items() if name in known})
-    except (TypeError, ValueError) as error:
-        raise UserError(f"the plan's options are not usable: {error}; calibrate again") from error
-
-
-def _require_plan_fits(plan: ScalePlan, model: LoadedModel, sites: list[Site]) -> None:
-    if plan.weights != model.fingerprint:
-        raise UserError(
-            f"the plan was made for other weights of {plan.model} ({plan.weights[:12]}, these are "
-            f"{model.fingerprint[:12]}); calibrate again without --plan"
-        )
-    odd = sorted(set(plan.sites) ^ {site.name for site in sites})
-    if odd:
-        raise UserError(f"the plan does not fit {plan.model}: {odd[0]} is in only one of them; calibrate again")
-    for site in sites:
-        planned = plan.sites[site.name]
-        if (planned.kind, planned.lhs_source) != (site.kind, site.lhs_source):
-            raise UserError(
-                f"the plan does not fit {plan.model}: {site.name} is a {site.kind} fed by {site.lhs_source}, the plan "
-                f"says a {planned.kind} fed by {planned.lhs_source}; calibrate again"
-            )
-        for side in (planned.lhs, planned.rhs) if site.kind == "matmul" else ():
-            if isinstance(side, (Uniform, Affine)) and len(side.scale) not in (1, site.heads):
-                raise UserError(
-                    f"the plan does not fit {plan.model}: {site.name} has {site.heads} heads, the plan "
-                    f"{len(side.scale)} scales; expected 1 or {site.heads}"
-                )
 
 
 def versions() -> dict[str, str]:

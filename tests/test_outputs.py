@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ptq4vit_onnx.errors import ParityError, UserError
-from ptq4vit_onnx.outputs import require_free, whole_folder, write_whole
+from ptq4vit_onnx.outputs import EXPORT_FILES, require_free, whole_folder, write_whole
 
 
 @pytest.fixture
@@ -72,7 +72,8 @@ def test_what_was_there_survives_a_failed_replacement(failure: BaseException, ol
 
 
 def test_force_replaces_all_of_what_was_there(old: Path) -> None:
-    (old / "left over").write_text("old")
+    for name in EXPORT_FILES:
+        (old / name).write_text("old")
     write(old, force=True)
     assert contents(old.parent) == {"out/model.onnx": "new"}
     assert list(old.parent.iterdir()) == [old]
@@ -82,6 +83,16 @@ def test_an_existing_folder_is_refused_without_force(old: Path) -> None:
     message = refusal(lambda: require_free(old, False))
     assert message == f"output folder {old} exists; give another --output, or --force to replace it"
     require_free(old, True)
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", ".git/config", "plan.json/deeper"])
+def test_force_never_deletes_what_no_export_writes(name: str, old: Path) -> None:
+    (old / name).parent.mkdir(exist_ok=True)
+    (old / name).write_text("mine")
+    message = refusal(lambda: require_free(old, True))
+    assert f"holds '{name.partition('/')[0]}', which no export writes" in message and "another --output" in message
+    assert "no export writes" in refusal(lambda: write(old, True)), "it may have appeared meanwhile"
+    assert contents(old.parent) == {"out/model.onnx": "old", f"out/{name}": "mine"}
 
 
 def test_an_empty_folder_is_free(tmp_path: Path) -> None:

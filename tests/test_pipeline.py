@@ -16,9 +16,11 @@ from ptq4vit_onnx import float_export as float_export_module
 from ptq4vit_onnx import pipeline, prove
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.images import ImageSet, embedded_digits
+from ptq4vit_onnx.known_plan import options_of, require_plan_fits
 from ptq4vit_onnx.loading import resolve
 from ptq4vit_onnx.options import Options
-from ptq4vit_onnx.pipeline import ExportRequest, export, options_of
+from ptq4vit_onnx.outputs import EXPORT_FILES
+from ptq4vit_onnx.pipeline import ExportRequest, export
 from ptq4vit_onnx.plan import ScalePlan, SitePlan
 from ptq4vit_onnx.quantizers import Uniform
 
@@ -57,6 +59,22 @@ def test_an_export_is_whole_and_its_plan_applied_again_gives_the_same_model(tmp_
     assert again.data["bits"] == {"weights": 7, "activations": 8}, "the plan's, not the defaults'"
     first, second = ((tmp_path / name / "model.onnx").read_bytes() for name in ("out", "again"))
     assert first == second
+    export(ExportRequest(plan=tmp_path / "out" / "plan.json", output=tmp_path / "out", force=True))
+    assert (tmp_path / "out" / "model.onnx").read_bytes() == first, "a plan is read before its folder is replaced"
+    assert {file.name for file in (tmp_path / "out").iterdir()} == made <= set(EXPORT_FILES)
+
+
+@pytest.mark.parametrize("option", ["data", "checkpoint"])
+def test_force_never_replaces_the_folder_that_an_input_lies_in(option: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "model.onnx").write_text("mine")
+    (tmp_path / "link").symlink_to(out)
+    for given in (out, out / "model.onnx", tmp_path / "link"):
+        with pytest.raises(UserError, match=f"--{option} .* lies in the output folder") as caught:
+            export(ExportRequest(output=out, force=True, **{option: given}))  # type: ignore[arg-type]
+        assert "give another --output" in str(caught.value)
+    assert (out / "model.onnx").read_text() == "mine"
 
 
 @pytest.mark.usefixtures("quick")
@@ -112,13 +130,13 @@ def test_a_plan_that_does_not_fit_the_model_is_refused(float_export: Callable[..
 
     def refusal(changed: ScalePlan) -> str:
         with pytest.raises(UserError) as caught:
-            pipeline._require_plan_fits(changed, exported.model, exported.sites)
+            require_plan_fits(changed, exported.model, exported.sites)
         return str(caught.value)
 
     def with_site(name: str, **changes: Any) -> ScalePlan:
         return replace(plan, sites={**plan.sites, name: replace(plan.sites[name], **changes)})
 
-    pipeline._require_plan_fits(plan, exported.model, exported.sites)
+    require_plan_fits(plan, exported.model, exported.sites)
     assert "made for other weights" in refusal(replace(plan, weights="0" * 64))
     rest = {name: site for name, site in plan.sites.items() if name != "head"}
     assert "head is in only one of them" in refusal(replace(plan, sites=rest))
