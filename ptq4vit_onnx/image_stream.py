@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.image_listing import Listing, list_folder
 from ptq4vit_onnx.images import (
     Array,
     ImageSet,
-    Listing,
     Progress,
     embedded_digits,
-    list_folder,
     load_images,
     pick,
     read_images,

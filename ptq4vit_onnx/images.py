@@ -1,16 +1,13 @@
 """Images to calibrate and to measure on, from wherever the user has them.
 
 A source is one of
-    a folder of images (searched recursively, no labels)
-    a folder with labels.csv: columns file,index (others are ignored)
-    an ImageFolder tree: one subfolder per class, sorted by name -> 0, 1, 2, ..
+    a folder of images, of images with labels.csv, or an ImageFolder tree (see image_listing)
     .npy  [n, C, H, W] float32, preprocessed already
     .npz  with `images` as above and, optionally, `labels`
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import logging
 import struct
@@ -25,6 +22,7 @@ import numpy as np
 from PIL import Image
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.image_listing import Listing, list_folder
 from ptq4vit_onnx.models.specs import DIGITS_FOLDER
 from ptq4vit_onnx.preprocessing import Preprocessing
 
@@ -38,7 +36,6 @@ _UNREADABLE = (
 _NOT_ARRAYS = (
     OSError, ValueError, LookupError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error
 )  # fmt: skip
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
 
 
 @dataclass(frozen=True)
@@ -64,14 +61,6 @@ class ImageSet:
         digest = hashlib.sha256(str(self.images.shape).encode())
         digest.update(np.ascontiguousarray(self.images).tobytes())
         return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The files of a folder, and one label for each where it has labels."""
-
-    files: list[Path]
-    labels: list[int] | None
 
 
 def require_source(source: Path) -> None:
@@ -160,51 +149,6 @@ class _Until:
             if len(self.kept) >= self.wanted:
                 return
             yield index
-
-
-def list_folder(folder: Path, where: Callable[[dict[str, str]], bool] | None = None) -> Listing:
-    if not folder.is_dir():
-        raise UserError(f"{folder} is neither a folder nor .npy/.npz; give one of those as --data")
-    if (folder / "labels.csv").is_file():
-        return _list_csv(folder, where)
-    classes = sorted(entry for entry in folder.iterdir() if entry.is_dir() and _image_files(entry))
-    if len(classes) > 1:
-        pairs = [(file, index) for index, entry in enumerate(classes) for file in _image_files(entry)]
-        return Listing([file for file, _ in pairs], [index for _, index in pairs])
-    files = _image_files(folder)
-    if not files:
-        raise UserError(f"{folder} holds no image files ({', '.join(sorted(SUFFIXES))}); give a folder of images")
-    return Listing(files, None)
-
-
-def _image_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
-
-
-def _list_csv(folder: Path, where: Callable[[dict[str, str]], bool] | None) -> Listing:
-    path = folder / "labels.csv"
-    fields, every = _read_csv(path)
-    missing = {"file", "index"} - set(fields)
-    if missing:
-        raise UserError(f"{path} has no column {', '.join(sorted(missing))}; expected a header with file,index")
-    rows = [row for row in every if where is None or where(row)]
-    try:
-        labels = [int(row["index"]) for row in rows]
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: column index holds something that is not a whole number: {error}") from error
-    if not rows:
-        kept = f", and none of its {len(every)} rows is asked for" if every else ""
-        raise UserError(f"{path} lists no images{kept}; expected at least one row")
-    return Listing([folder / row["file"] for row in rows], labels)
-
-
-def _read_csv(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a byte order mark first
-            reader = csv.DictReader(file)
-            return reader.fieldnames or [], list(reader)
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"cannot read {path}: {error}; expected text with a header of file,index") from error
 
 
 def pick(available: int, count: int | None, seed: int) -> list[int]:

@@ -21,8 +21,9 @@ import numpy as np
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.identity import Identity, data_identity, file_identity
+from ptq4vit_onnx.image_listing import list_folder
 from ptq4vit_onnx.image_stream import ImageSource, ImageStream, Where, open_images
-from ptq4vit_onnx.images import Array, ImageSet, Progress, list_folder, load_images, require_source
+from ptq4vit_onnx.images import Array, ImageSet, Progress, load_images, require_source
 from ptq4vit_onnx.loading import LoadedModel, load, resolve
 from ptq4vit_onnx.model_file import ModelFile
 from ptq4vit_onnx.models.specs import ModelSpec

@@ -121,6 +121,35 @@ def test_an_image_folder_tree_labels_by_sorted_class_name(tmp_path: Path) -> Non
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("empty", ["bee", "zebu"])
+def test_a_class_without_images_is_refused_since_the_labels_behind_it_would_shift(empty: str, tmp_path: Path) -> None:
+    for name in ("ant", "cat"):
+        paint(tmp_path / name / "x.png", 1)
+    (tmp_path / empty).mkdir()
+    (tmp_path / empty / "._x.png").write_bytes(b"what macOS leaves")
+    assert f"{tmp_path / empty} holds no images, but folders beside it do" in refusal(tmp_path)
+    (tmp_path / "cat" / "x.png").unlink()
+    (tmp_path / "cat").rmdir()
+    assert f"{tmp_path / empty} holds no images" in refusal(tmp_path), "one filled class is a tree as well"
+
+
+def test_hidden_folders_are_no_classes_and_hidden_files_no_images(tmp_path: Path) -> None:
+    for name in (".trash", "ant", "cat", "cat/.thumbnails"):
+        paint(tmp_path / name / "x.png", 1)
+        paint(tmp_path / name / "._y.png", 2)
+    images = load_images(tmp_path, RULE)
+    assert images.names == ("x.png", "x.png")
+    assert images.labels is not None and images.labels.tolist() == [0, 1]
+
+
+def test_loose_images_beside_one_folder_of_images_are_no_tree(tmp_path: Path) -> None:
+    paint(tmp_path / "a.png", 1)
+    paint(tmp_path / "more" / "b.png", 2)
+    (tmp_path / "notes").mkdir()
+    images = load_images(tmp_path, RULE)
+    assert (images.labels, len(images)) == (None, 2)
+
+
 def write_csv(folder: Path, text: str) -> None:
     (folder / "labels.csv").write_text(text, encoding="utf-8")
 

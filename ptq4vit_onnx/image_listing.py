@@ -1,0 +1,101 @@
+"""Which files of a folder are images, and what their labels are.
+
+A folder is one of
+    images, searched recursively, without labels
+    images with labels.csv: columns file,index (others are ignored)
+    an ImageFolder tree: one subfolder per class, sorted by name -> 0, 1, 2, ..
+
+What is hidden (.DS_Store, ._photo.jpg, .thumbnails) is neither an image nor a class.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ptq4vit_onnx.errors import UserError
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a folder, and one label for each where it has labels."""
+
+    files: list[Path]
+    labels: list[int] | None
+
+
+def list_folder(folder: Path, where: Callable[[dict[str, str]], bool] | None = None) -> Listing:
+    if not folder.is_dir():
+        raise UserError(f"{folder} is neither a folder nor .npy/.npz; give one of those as --data")
+    if (folder / "labels.csv").is_file():
+        return _list_csv(folder, where)
+    classes = _classes(folder)
+    if classes:
+        pairs = [(file, index) for index, files in enumerate(classes) for file in files]
+        return Listing([file for file, _ in pairs], [index for _, index in pairs])
+    files = _image_files(folder)
+    if not files:
+        raise UserError(f"{folder} holds no image files ({', '.join(sorted(SUFFIXES))}); give a folder of images")
+    return Listing(files, None)
+
+
+def _classes(folder: Path) -> list[list[Path]]:
+    """The images of every class of an ImageFolder tree, by its number; none where the folder is no such tree.
+
+    A class without images still has a number: leaving it out would give all behind it a wrong label.
+    """
+    found = {entry: _image_files(entry) for entry in sorted(folder.iterdir()) if entry.is_dir() and not _hidden(entry)}
+    filled = [files for files in found.values() if files]
+    loose = any(_is_image(entry) for entry in folder.iterdir())
+    if not filled or (len(filled) == 1 and (loose or len(found) == 1)):
+        return []
+    empty = next((entry for entry, files in found.items() if not files), None)
+    if empty is not None:
+        raise UserError(
+            f"{empty} holds no images, but folders beside it do; if it is a class, give it images or label all by a "
+            "labels.csv, and if it is none, remove it"
+        )
+    return filled
+
+
+def _image_files(folder: Path) -> list[Path]:
+    found = (file for file in folder.rglob("*") if _is_image(file))
+    return sorted(file for file in found if not any(map(_hidden, file.relative_to(folder).parents[:-1])))
+
+
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in SUFFIXES and not _hidden(file) and not file.is_dir()
+
+
+def _hidden(path: Path) -> bool:
+    return path.name.startswith(".")
+
+
+def _list_csv(folder: Path, where: Callable[[dict[str, str]], bool] | None) -> Listing:
+    path = folder / "labels.csv"
+    fields, every = _read_csv(path)
+    missing = {"file", "index"} - set(fields)
+    if missing:
+        raise UserError(f"{path} has no column {', '.join(sorted(missing))}; expected a header with file,index")
+    rows = [row for row in every if where is None or where(row)]
+    try:
+        labels = [int(row["index"]) for row in rows]
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: column index holds something that is not a whole number: {error}") from error
+    if not rows:
+        kept = f", and none of its {len(every)} rows is asked for" if every else ""
+        raise UserError(f"{path} lists no images{kept}; expected at least one row")
+    return Listing([folder / row["file"] for row in rows], labels)
+
+
+def _read_csv(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a byte order mark first
+            reader = csv.DictReader(file)
+            return reader.fieldnames or [], list(reader)
+    except (OSError, ValueError, csv.Error) as error:
+        raise UserError(f"cannot read {path}: {error}; expected text with a header of file,index") from error
