@@ -18,6 +18,8 @@ from pathlib import Path
 from ptq4vit_onnx.errors import UserError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
+LARGEST_LABEL = 2**31 - 1  # far more classes than any model has, and safe in every integer type
+SURPLUS = "\0"  # where csv puts cells beyond the header; no column can be called so
 
 
 @dataclass(frozen=True)
@@ -81,21 +83,39 @@ def _list_csv(folder: Path, where: Callable[[dict[str, str]], bool] | None) -> L
     missing = {"file", "index"} - set(fields)
     if missing:
         raise UserError(f"{path} has no column {', '.join(sorted(missing))}; expected a header with file,index")
-    rows = [row for row in every if where is None or where(row)]
-    try:
-        labels = [int(row["index"]) for row in rows]
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: column index holds something that is not a whole number: {error}") from error
+    rows = [(f"{path}, row {number}", row) for number, row in enumerate(every, 2) if where is None or where(row)]
     if not rows:
         kept = f", and none of its {len(every)} rows is asked for" if every else ""
         raise UserError(f"{path} lists no images{kept}; expected at least one row")
-    return Listing([folder / row["file"] for row in rows], labels)
+    return Listing([folder / _file(place, row) for place, row in rows], [_label(place, row) for place, row in rows])
+
+
+def _file(place: str, row: dict[str, str]) -> str:
+    if not row["file"]:
+        raise UserError(f"{place}: column file is empty; expected the path of an image")
+    return row["file"]
+
+
+def _label(place: str, row: dict[str, str]) -> int:
+    try:
+        label = int(row["index"])
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"{place}: column index holds something that is not a whole number: {row['index']!r:.40}; expected a class "
+            "number, 0, 1, 2, .."
+        ) from error
+    if abs(label) > LARGEST_LABEL:
+        raise UserError(f"{place}: column index holds {label}; expected a class number, 0, 1, 2, ..")
+    return label
 
 
 def _read_csv(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a byte order mark first
-            reader = csv.DictReader(file)
-            return reader.fieldnames or [], list(reader)
+            reader = csv.DictReader(file, restkey=SURPLUS)
+            fields, rows = reader.fieldnames or [], list(reader)
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"cannot read {path}: {error}; expected text with a header of file,index") from error
+    for row in rows:
+        row.pop(SURPLUS, None)
+    return fields, rows

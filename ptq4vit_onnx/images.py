@@ -192,10 +192,18 @@ def _read_arrays(source: Path) -> tuple[Array, Array | None]:
         if source.suffix == ".npy":
             return np.asarray(loaded), None
         with loaded:
-            return loaded["images"], loaded.get("labels")
+            return _array(loaded, "images"), _array(loaded, "labels") if "labels" in loaded else None
     except _NOT_ARRAYS as error:
         reason = " ".join(str(error).split()).strip("'\"")
         raise UserError(f"cannot read {source}: {reason}; expected `images` as float32 [n, C, H, W]") from error
+
+
+def _array(archive: Any, name: str) -> Array:
+    """A member of an .npz; one that was not written by numpy comes as bytes."""
+    found = archive[name]
+    if not isinstance(found, np.ndarray):
+        raise ValueError(f"its {name} is not an array")
+    return found
 
 
 def synthetic_images(preprocessing: Preprocessing, count: int, seed: int) -> ImageSet:

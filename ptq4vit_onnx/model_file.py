@@ -45,7 +45,7 @@ def read_model_file(path: Path) -> ModelFile:
     model, weights, preprocessing = (found[_PREFIX + key] for key in keys)
     try:
         return ModelFile(path, model, weights, Preprocessing.from_data(json.loads(preprocessing)))
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, ArithmeticError, UserError) as error:
         raise UserError(f"{path}: unusable metadata {_PREFIX}preprocessing: {error}; export it again") from error
 
 

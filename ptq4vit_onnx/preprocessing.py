@@ -19,6 +19,7 @@ _FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
+LARGEST_SIDE = 2**14  # of an image, in pixels
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,15 @@ class Preprocessing:
             raise UserError(f"interpolation {self.interpolation!r} is not one of {', '.join(_FILTERS)}")
         if self.crop_mode not in ("center", "squash"):
             raise UserError(f"crop mode {self.crop_mode!r} is not supported; expected center or squash")
+        if not all(1 <= side <= LARGEST_SIDE for side in self.size):
+            raise UserError(f"image size {list(self.size)} is not usable; expected [channels, height, width]")
+        if not 0.1 <= self.crop_pct <= 10:  # timm's own are 0.875 to 1.15
+            raise UserError(f"crop_pct {self.crop_pct:g} is not usable; expected a share near 1, as 0.9")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, self.size[0]) or not all(map(math.isfinite, values)):
+                raise UserError(f"{name} {list(values)} is not usable; expected {self.size[0]} finite numbers")
+        if min(self.std) <= 0:
+            raise UserError(f"std {list(self.std)} is not usable; expected numbers above 0")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

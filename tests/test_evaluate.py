@@ -174,7 +174,11 @@ def test_a_model_without_metadata_is_refused(
 
 def test_unusable_metadata_is_refused(exported: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
     key = "ptq4vit_onnx.preprocessing"
-    for value in ("{}", "not JSON", '{"size": 3}'):
+    rule = json.loads(
+        next(entry.value for entry in onnx.load(exported / "model.onnx").metadata_props if entry.key == key)
+    )
+    odd = [{**rule, "crop_pct": 0}, {**rule, "std": [0]}, {**rule, "size": [1, float("inf"), 32]}]
+    for value in ("{}", "not JSON", '{"size": 3}', *map(json.dumps, odd)):
         path = without_metadata(exported / "model.onnx", tmp_path / "odd.onnx", key, value)
         assert "unusable metadata ptq4vit_onnx.preprocessing" in refused("eval", path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.image_stream import Where
 from ptq4vit_onnx.images import ImageSet, embedded_digits, load_images, synthetic_images
 from ptq4vit_onnx.preprocessing import Preprocessing
 
@@ -178,6 +180,13 @@ def test_labels_follow_their_images_through_the_pick_and_past_skipped_files(fold
     [
         ("file,index\n01.png,cat\n", "column index holds something that is not a whole number"),
         ("file,index\n01.png\n", "column index holds something that is not a whole number"),
+        ("file,index\n01.png,1\n02.png,x\n", "labels.csv, row 3: column index"),
+        (
+            "file,index\n01.png,99999999999999999999\n",
+            "row 2: column index holds 99999999999999999999; expected a class",
+        ),
+        ("index,file\n3\n", "row 2: column file is empty; expected the path of an image"),
+        ("index,file\n3,\n", "row 2: column file is empty"),
         ("name,index\n01.png,1\n", "has no column file"),
         ("", "has no column file, index"),
         ("file,index\n", "lists no images"),
@@ -186,6 +195,13 @@ def test_labels_follow_their_images_through_the_pick_and_past_skipped_files(fold
 def test_a_wrong_labels_table_is_refused(text: str, said: str, folder: Path) -> None:
     write_csv(folder, text)
     assert said in refusal(folder)
+
+
+def test_cells_beyond_the_header_are_no_column(folder: Path) -> None:
+    write_csv(folder, "file,index\n03.png,7,extra,more\n")
+    assert load_images(folder, RULE, where=lambda row: list(row) == ["file", "index"]).names == ("03.png",)
+    with pytest.raises(UserError, match="no column 'fold' for --where; its columns are file, index"):
+        load_images(folder, RULE, where=Where("fold", "7"))
 
 
 def test_a_labels_table_that_is_not_text_is_refused(folder: Path) -> None:
@@ -227,6 +243,14 @@ def test_arrays_are_taken_as_they_are_with_their_labels(tmp_path: Path) -> None:
 )
 def test_wrong_arrays_are_refused(entries: dict[str, Any], said: str, tmp_path: Path) -> None:
     assert said in refusal(arrays(tmp_path / "x.npz", **entries))
+
+
+@pytest.mark.parametrize("name", ["images", "labels"])
+def test_an_archive_whose_members_are_not_arrays_is_refused(name: str, tmp_path: Path) -> None:
+    source = arrays(tmp_path / "x.npz", **{"images": stack(2)} if name == "labels" else {})
+    with zipfile.ZipFile(source, "a") as archive:
+        archive.writestr(name, "text")
+    assert f"its {name} is not an array; expected `images` as float32" in refusal(source)
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz"])

@@ -104,9 +104,22 @@ def test_a_file_on_disk_and_the_same_image_in_memory_agree(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"interpolation": "random"}, "interpolation 'random'"), ({"crop_mode": "border"}, "crop mode 'border'")],
+    [
+        ({"interpolation": "random"}, "interpolation 'random'"),
+        ({"crop_mode": "border"}, "crop mode 'border'"),
+        ({"crop_pct": 0}, "crop_pct 0 is not usable"),
+        ({"crop_pct": -0.9}, "crop_pct -0.9"),
+        ({"crop_pct": float("nan")}, "crop_pct nan"),
+        ({"std": [0]}, r"std \[0.0\] is not usable; expected numbers above 0"),
+        ({"std": [0.5, 0.5]}, r"std \[0.5, 0.5\] is not usable; expected 3 finite numbers"),
+        ({"mean": []}, r"mean \[\] is not usable"),
+        ({"mean": [float("inf")] * 3}, "mean .* is not usable"),
+        ({"size": [3, 0, 224]}, r"image size \[3, 0, 224\]"),
+        ({"size": [3, 10**9, 224]}, "image size"),
+    ],
+    ids=str,
 )
-def test_a_rule_we_cannot_follow_is_refused(change: dict[str, str], said: str) -> None:
+def test_a_rule_we_cannot_follow_is_refused(change: dict[str, Any], said: str) -> None:
     data = {**json.loads(RULES["vit"].to_json()), **change}
     with pytest.raises(UserError, match=said):
         Preprocessing.from_data(data)
