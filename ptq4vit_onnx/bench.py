@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.runtime import Array, cpu_features, session, static_batch
+from ptq4vit_onnx.runtime import Array, cpu_features, execute, image_input, session, static_batch
 
 Progress = Callable[[int], None]  # called with the number of runs done since the last call
 
@@ -152,7 +152,7 @@ def _interleaved(
     for turn in range(warmup + runs):
         for name, runner in sessions.items():
             start = time.perf_counter()
-            runner.run(None, feeds[name])
+            execute(runner, feeds[name])
             elapsed = time.perf_counter() - start
             if turn >= warmup:
                 times[name].append(elapsed * 1000)
@@ -172,14 +172,13 @@ def _timings(times: Mapping[str, list[float]], threads: int, batch: int) -> list
 
 def _feed(name: str, runner: Any, batch: int) -> dict[str, Array]:
     """Random images of the model's size; kernels' times do not depend on the values."""
-    entry = runner.get_inputs()[0]
+    entry = image_input(runner)
     fixed = static_batch(runner)
     if fixed not in {None, batch}:
         raise UserError(f"{name} has a fixed batch of {fixed}, got --batch {batch}; measure it with {fixed}")
     if not all(isinstance(length, int) for length in entry.shape[1:]):
         raise UserError(f"{name} has no fixed image size: its input {entry.name!r} is {entry.shape}")
-    values = np.random.default_rng(0).standard_normal((batch, *entry.shape[1:]))
-    return {entry.name: values.astype(np.float32)}
+    return {entry.name: np.random.default_rng(0).standard_normal((batch, *entry.shape[1:]), np.float32)}
 
 
 def _require_positive(**values: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from ptq4vit_onnx import __version__, cli_bench, cli_eval, cli_reproduce, process
-from ptq4vit_onnx.cli_arguments import Outcome, not_negative, positive, table
+from ptq4vit_onnx.cli_arguments import Outcome, batch_size, not_negative, positive, table
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.models.specs import DEFAULT, SPECS, find
 from ptq4vit_onnx.options import (
@@ -127,7 +127,7 @@ def _add_export(commands: Any) -> None:
     )
     export.add_argument("--output", type=Path, metavar="DIR", help="output folder (./MODEL_wKaK)")
     export.add_argument("--force", action="store_true", help="replace an earlier export")
-    export.add_argument("--batch", type=positive, metavar="N", help="fix the batch size (dynamic)")
+    export.add_argument("--batch", type=batch_size, metavar="N", help="fix the batch size (dynamic)")
     export.add_argument("--json", action="store_true", help="print report.json on standard output")
     weights = export.add_argument_group("weights").add_mutually_exclusive_group()
     weights.add_argument("--checkpoint", type=Path, metavar="FILE", help=".safetensors, .pth, .pt or .bin")

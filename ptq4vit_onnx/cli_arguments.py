@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ptq4vit_onnx.bounds import MAX_BATCH, MAX_COUNT, MAX_RUNS, MAX_THREADS
 
 
 @dataclass(frozen=True)
@@ -25,16 +27,30 @@ def not_negative(text: str) -> int:
     return _whole(text, 0)
 
 
-def _whole(text: str, least: int) -> int:
-    value = int(text) if text.strip().lstrip("+-").isdecimal() else least - 1
+def thread_count(text: str) -> int:
+    return _whole(text, 1, MAX_THREADS)
+
+
+def batch_size(text: str) -> int:
+    return _whole(text, 1, MAX_BATCH)
+
+
+def run_count(text: str) -> int:
+    return _whole(text, 1, MAX_RUNS)
+
+
+def several(kind: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
+    """1,2,4 -> (1, 2, 4), each once, each of this kind."""
+    return lambda text: tuple(dict.fromkeys(kind(part) for part in text.split(",")))
+
+
+def _whole(text: str, least: int, most: int = MAX_COUNT) -> int:
+    value = int(text) if text.strip().lstrip("+-").isdecimal() and len(text) < 100 else least - 1
     if value < least:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {text}")
+    if value > most:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at most {most}, got {text}")
     return value
-
-
-def positives(text: str) -> tuple[int, ...]:
-    """1,2,4 -> (1, 2, 4), each once."""
-    return tuple(dict.fromkeys(positive(part) for part in text.split(",")))
 
 
 def number(text: str) -> float:
@@ -61,8 +77,8 @@ def add_images(parser: argparse.ArgumentParser) -> None:
 
 def add_running(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("running")
-    group.add_argument("--threads", type=positive, default=0, metavar="N", help="(all cores)")
-    group.add_argument("--batch", type=positive, default=8, metavar="N", help="images at once (8)")
+    group.add_argument("--threads", type=thread_count, default=0, metavar="N", help="(all cores)")
+    group.add_argument("--batch", type=batch_size, default=8, metavar="N", help="images at once (8)")
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

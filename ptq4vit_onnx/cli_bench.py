@@ -9,7 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ptq4vit_onnx.cli_arguments import Outcome, add_images, positive, positives, shown, table
+from ptq4vit_onnx.cli_arguments import (
+    Outcome,
+    add_images,
+    batch_size,
+    run_count,
+    several,
+    shown,
+    table,
+    thread_count,
+)
 from ptq4vit_onnx.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,9 +40,9 @@ def add_bench(commands: Any) -> argparse.ArgumentParser:
         description="Interleaved runs; medians, quartiles, and the speed relative to the first model.",
     )  # fmt: skip
     parser.add_argument("model", nargs="+", type=Path, metavar="MODEL", help="ONNX files; the first is 1x")
-    parser.add_argument("--threads", type=positives, default=(1,), metavar="N,N", help="(1)")
-    parser.add_argument("--batch", type=positives, default=(1,), metavar="N,N", help="images at once (1)")
-    parser.add_argument("--runs", type=positive, default=20, metavar="N", help="per model and setting (20)")
+    parser.add_argument("--threads", type=several(thread_count), default=(1,), metavar="N,N", help="(1)")
+    parser.add_argument("--batch", type=several(batch_size), default=(1,), metavar="N,N", help="images at once (1)")
+    parser.add_argument("--runs", type=run_count, default=20, metavar="N", help="per model and setting (20)")
     parser.add_argument("--profile", action="store_true", help="where the time goes, by operator and by site")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
     peers = parser.add_argument_group("peers")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ptq4vit_onnx.cli_arguments import Outcome, positive, positives
+from ptq4vit_onnx.cli_arguments import Outcome, positive, several
 from ptq4vit_onnx.paper_tables import TABLES
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def add_reproduce(commands: Any) -> argparse.ArgumentParser:
     images.add_argument("--limit", type=positive, metavar="N", help="measure on N images, picked alike (all)")
     images.add_argument("--calibration", type=Path, metavar="PATH",
                         help="images to calibrate on (train/ or calibration/ in --data, else of --data)")  # fmt: skip
-    images.add_argument("--images", type=positives, default=(), metavar="N,N",
+    images.add_argument("--images", type=several(positive), default=(), metavar="N,N",
                         help="calibration images (32; table4: 32,128)")  # fmt: skip
     images.add_argument("--seed", type=int, default=0, help="picks calibration images and sampled labels (0)")
     return parser

@@ -75,13 +75,15 @@ def run(
     if len(images) == 0:
         raise UserError("no images to run the model on, expected at least one")
     runner = model if hasattr(model, "get_inputs") else session(model, threads)
-    size = static_batch(runner) or batch
-    name = runner.get_inputs()[0].name
+    name, fixed = image_input(runner).name, static_batch(runner)
+    size = fixed or batch
     outputs = []
     for start in range(0, len(images), size):
         part = images[start : start + size]
-        fed = _fill(part, size) if static_batch(runner) else part
-        outputs.append(run_once(runner, {name: fed})[0][: len(part)])
+        fed = _fill(part, size) if fixed else part
+        output = run_once(runner, {name: fed})[0]
+        _require_rows(runner, output, len(fed))
+        outputs.append(output[: len(part)])
         if progress is not None:
             progress(len(part))
     return np.concatenate(outputs)
@@ -96,7 +98,27 @@ def run_once(runner: Any, feeds: dict[str, Array], names: list[str] | None = Non
         )
         if not fits:
             raise UserError(f"the model's input {wanted.name!r} is {wanted.shape}, got images of {list(shape)}")
-    return runner.run(names, feeds)  # type: ignore[no-any-return]
+    return execute(runner, feeds, names)
+
+
+def execute(runner: Any, feeds: dict[str, Array], names: list[str] | None = None) -> list[Array]:
+    """One run, unchecked; a graph that loads and then fails is said in one line."""
+    try:
+        return runner.run(names, feeds)  # type: ignore[no-any-return]
+    except Exception as error:  # a class per status code, as when a session is made
+        raise UserError(
+            f"ONNX Runtime cannot run {_name(runner)}: {_first_line(error)}; give a file that ptq4vit-onnx export "
+            "has written"
+        ) from error
+
+
+def image_input(runner: Any) -> Any:
+    """The one input of a session's model: float images [batch, channels, height, width]."""
+    inputs = runner.get_inputs()
+    if len(inputs) != 1 or inputs[0].type != "tensor(float)":
+        found = ", ".join(f"{entry.name} {entry.type}" for entry in inputs) or "none"
+        raise UserError(f"{_name(runner)} has {len(inputs)} inputs ({found}); expected one tensor(float) of images")
+    return inputs[0]
 
 
 def static_batch(runner: Any) -> int | None:
@@ -193,6 +215,17 @@ def _create(source: str | bytes, options: Any) -> Any:
         # ONNX Runtime raises a class per status code; all of them say that this file cannot be executed
         where = source if isinstance(source, str) else "the model"
         raise UserError(f"ONNX Runtime cannot load {where}: {_first_line(error)}") from error
+
+
+def _name(runner: Any) -> str:
+    """The file a session was made from; one made from bytes has none."""
+    return str(getattr(runner, "_model_path", None) or "the model")
+
+
+def _require_rows(runner: Any, output: Any, images: int) -> None:
+    shape = list(np.shape(output)) if isinstance(output, np.ndarray) else type(output).__name__
+    if not isinstance(output, np.ndarray) or output.ndim < 1 or len(output) != images:
+        raise UserError(f"{_name(runner)} returns {shape} for {images} images; expected one row for each")
 
 
 def _first_line(error: Exception) -> str:

@@ -88,6 +88,10 @@ def test_a_model_without_metadata_can_be_timed_but_not_judged(
         (["--threads", "0"], "expected a whole number of at least 1, got 0"),
         (["--batch", "1,x"], "expected a whole number of at least 1, got x"),
         (["--runs", "0"], "expected a whole number of at least 1, got 0"),
+        (["--threads", "1,99999999999999"], "--threads: expected a whole number of at most 1024, got 99999999999999"),
+        (["--batch", "100000000"], "--batch: expected a whole number of at most 4096, got 100000000"),
+        (["--runs", "9999999999999999"], "--runs: expected a whole number of at most 1000000, got 9999999999999999"),
+        (["--images", "9" * 5000], "--images: expected a whole number"),
         (["--against", "nncf"], "invalid choice: 'nncf'"),
         (["--data", "absent"], "does not exist"),
         (["--calibration", "photos"], "--calibration is for peers"),
@@ -100,6 +104,22 @@ def test_a_mistake_in_the_call_is_one_line(
     arguments: list[str], said: str, exported: Path, refused: Callable[..., str]
 ) -> None:
     assert said in refused("bench", exported / "model.onnx", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "body", "said"),
+    [
+        ("float[n,4] x, float[n,4] z", "y = Add (x, z)", "has 2 inputs"),
+        ("int64[n,4] x", "y = Cast <to = 1> (x)", "expected one tensor(float) of images"),
+        ("float[n,4] x", "shape = Constant <value = int64[2] {3, 5}> () y = Reshape (x, shape)", "cannot run"),
+    ],
+)
+def test_a_model_that_takes_no_images_is_refused(
+    inputs: str, body: str, said: str, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    text = f'<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => (float[m,k] y) {{ {body} }}'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    assert said in refused("bench", tmp_path / "m.onnx")
 
 
 def test_the_peers_offered_are_the_peers_there_are() -> None:

@@ -59,6 +59,7 @@ def test_a_name_like_nothing_points_to_the_list(elsewhere: Path, refused: Callab
         (["--activation-bits", "-8"], "--activation-bits: expected 2..8 bits, got -8"),
         (["--batch", "0"], "--batch: expected a whole number of at least 1, got 0"),
         (["--batch", "x"], "--batch: expected a whole number of at least 1, got x"),
+        (["--batch", "4097"], "--batch: expected a whole number of at most 4096, got 4097"),
         (["--images", "0"], "--images: expected a whole number of at least 1, got 0"),
         (["--seed", "-1"], "seed is -1; expected 0.."),
         (["--metric", "l1"], "--metric: invalid choice: 'l1'"),

@@ -52,6 +52,38 @@ def test_no_images_are_refused(linear: Callable[..., Any]) -> None:
         runtime.run(linear().model, np.zeros((0, 5, 16), np.float32))
 
 
+def small_model(path: Path, body: str, inputs: str = "float[n,4] x", output: str = "y") -> Path:
+    """A graph written as text, for what no export makes."""
+    text = f'<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => (float[m,k] {output}) {{ {body} }}'
+    onnx.save(onnx.parser.parse_model(text), path)
+    return path
+
+
+FAILS = "shape = Constant <value = int64[2] {3, 5}> () y = Reshape (x, shape)"
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"body": FAILS}, "ONNX Runtime cannot run .*m.onnx: .*Reshape"),
+        (
+            {"body": "y = Add (x, z)", "inputs": "float[n,4] x, float[n,4] z"},
+            r"m.onnx has 2 inputs \(x tensor\(float\), z",
+        ),
+        ({"body": "y = Cast <to = 1> (x)", "inputs": "int64[n,4] x"}, r"1 inputs \(x tensor\(int64\)\); expected one"),
+        ({"body": "y = Constant <value = float[1,1] {0.0}> ()", "inputs": ""}, r"m.onnx has 0 inputs \(none\)"),
+        ({"body": "y = Concat <axis = 0> (x, x)"}, r"m.onnx returns \[6, 4\] for 3 images; expected one row for each"),
+    ],
+    ids=["fails", "two inputs", "whole numbers", "no input", "rows"],
+)
+def test_a_model_that_loads_and_cannot_be_run_on_images_is_refused(
+    model: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        runtime.run(small_model(tmp_path / "m.onnx", **model), np.zeros((3, 4), np.float32))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_missing_model_and_a_broken_one_are_refused(tmp_path: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"not a model")

@@ -1,0 +1,18 @@
+"""How large a number a user may ask for, on the command line and in a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ptq4vit_onnx.errors import UserError
+
+MAX_THREADS = 1024
+MAX_BATCH = 4096  # images of 224 x 224 pixels: 2.5 GB before the first layer
+MAX_RUNS = 10**6
+MAX_COUNT = 10**9  # of anything else: beyond it lengths do not fit, and nobody waits for the end
+
+
+def require_whole(name: str, value: Any, least: int, most: int = MAX_COUNT) -> None:
+    """Refuse what is no whole number from `least` to `most`; True and 8.0 are none."""
+    if type(value) is not int or not least <= value <= most:
+        raise UserError(f"{name} is {value!r}; expected a whole number from {least} to {most}")
