@@ -1,65 +1,109 @@
-"""Command line: the only module that prints. Exit codes: 0 done, 1 parity failed, 2 mendable by the user."""
+"""Command line: the only module that prints, and what its exit codes mean."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import logging
 import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NoReturn, get_args
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
 
-from ptq4vit_onnx import __version__, cli_bench, cli_eval, cli_reproduce, process
-from ptq4vit_onnx.cli_arguments import Outcome, batch_size, not_negative, positive, table
+from ptq4vit_onnx import __version__, cli_bench, cli_eval, cli_export, cli_reproduce, process
+from ptq4vit_onnx.cli_arguments import Outcome, table
 from ptq4vit_onnx.errors import ParityError, UserError
-from ptq4vit_onnx.models.specs import DEFAULT, SPECS, find
-from ptq4vit_onnx.options import (
-    Activations,
-    Labels,
-    Method,
-    Metric,
-    Options,
-    OutlierMode,
-    Search,
-    Twin,
-    Weights,
+from ptq4vit_onnx.models.specs import SPECS, find
+
+EXIT_CODES = (
+    "exit codes: 0 done, 1 parity failed, 2 something you can mend, 3 a defect of this program, 130 interrupted"
 )
-from ptq4vit_onnx.quantizers import MAX_BITS, MIN_BITS
+TRACEBACK = "PTQ4VIT_ONNX_TRACEBACK"  # an environment variable: show where an unexpected error arose
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = build_parser()
-    parsed = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     process.prepare()
-    if not hasattr(parsed, "command"):
-        parser.print_help()
-        return 2
+    _escape_what_cannot_be_printed()
+    parsed = argparse.Namespace()
     try:
-        with _terminated_like_interrupted():
-            code = int(parsed.command(parsed))
-            sys.stdout.flush()  # a closed pipe shows here, not in the interpreter's last breath
-            return code
-    except UserError as error:
-        print(f"ptq4vit-onnx: {error}", file=sys.stderr)
-        return 2
-    except ParityError as error:
-        print(f"ptq4vit-onnx: parity failed: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(
-            "ptq4vit-onnx: interrupted; nothing half-written, run the same command again to resume",
-            file=sys.stderr,
-        )
-        return 130
+        with _terminated_like_interrupted(), _flushed_output():
+            parser = build_parser()
+            parser.parse_args(arguments, parsed)
+            if hasattr(parsed, "command"):
+                return int(parsed.command(parsed))
+            parser.print_help()
+            return 2
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
+    except (Exception, KeyboardInterrupt) as error:
+        return _explain(error, resumes=getattr(parsed, "resumes", False))
+
+
+def _explain(error: BaseException, resumes: bool) -> int:
+    """Say in one line what went wrong; the exit code."""
+    error = _interruption(error) or error
+    match error:
+        case UserError():
+            return _complain(2, str(error))
+        case ParityError():
+            return _complain(1, f"parity failed: {error}")
+        case KeyboardInterrupt():
+            again = ", run the same command again to resume" if resumes else ""
+            return _complain(130, f"interrupted; nothing half-written{again}")
+        case MemoryError():
+            return _complain(2, "not enough memory; ask for a smaller --batch or fewer --images")
+        case OSError():  # a full disk, no permission: nothing that we could have known
+            _drop_output()
+            where = f" {error.filename}" if error.filename else ""
+            return _complain(
+                2, f"cannot read or write{where}: {error.strerror or error}; make room or give another place"
+            )
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
+    return _complain(3, f"unexpected {type(error).__name__}: {error}; this is a defect, please report it with what "
+                        f"{TRACEBACK}=1 adds to this line")  # fmt: skip
+
+
+def _interruption(error: BaseException | None) -> KeyboardInterrupt | None:
+    """The Ctrl-C behind an error: a compiled module that is being imported makes an ImportError of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _complain(code: int, message: str) -> int:
+    print(f"ptq4vit-onnx: {' '.join(message.splitlines())}", file=sys.stderr)
+    return code
+
+
+def _escape_what_cannot_be_printed() -> None:
+    """A path may hold what the terminal's encoding has no sign for; that is no reason to fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def _flushed_output() -> Iterator[None]:
+    """A closed pipe or a full disk shows here, not in the interpreter's last breath."""
+    try:
+        yield
+    finally:
+        if sys.stdout is not None:  # as it is where a shell has closed it
+            sys.stdout.flush()
+
+
+def _drop_output() -> None:
+    """Send what is still to be written nowhere: the interpreter would try again when it ends, and complain."""
+    with suppress(OSError, AttributeError):  # a stream without a file, as in tests
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
@@ -83,18 +127,20 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="ptq4vit-onnx", description="Vision transformers in integers, in ONNX Runtime.")
+    parser = _Parser(
+        prog="ptq4vit-onnx", description="Vision transformers in integers, in ONNX Runtime.", epilog=EXIT_CODES
+    )
     parser.add_argument("--version", action="version", version=f"ptq4vit-onnx {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_models(commands)
-    _add_export(commands)
+    cli_export.add_export(commands).set_defaults(command=run_export, resumes=True)
     for add, run in (
         (cli_eval.add_eval, cli_eval.run_eval),
         (cli_eval.add_parity, cli_eval.run_parity),
         (cli_bench.add_bench, cli_bench.run_bench),
         (cli_reproduce.add_reproduce, cli_reproduce.run_reproduce),
     ):
-        add(commands).set_defaults(command=_printed(run))
+        add(commands).set_defaults(command=_printed(run), resumes=run is cli_reproduce.run_reproduce)
     return parser
 
 
@@ -115,86 +161,6 @@ def _add_models(commands: Any) -> None:
     models.set_defaults(command=list_models)
 
 
-def _add_export(commands: Any) -> None:
-    export = commands.add_parser(
-        "export", help="quantise a model to integer ONNX",
-        description="Export, calibrate, quantise and prove a model; writes model.onnx, float.onnx, "
-                    "plan.json, report.json, report.html.",
-    )  # fmt: skip
-    export.set_defaults(command=run_export)
-    export.add_argument(
-        "--model", default=DEFAULT, help=f"a name of `ptq4vit-onnx models`, or any timm ViT ({DEFAULT})"
-    )
-    export.add_argument("--output", type=Path, metavar="DIR", help="output folder (./MODEL_wKaK)")
-    export.add_argument("--force", action="store_true", help="replace an earlier export")
-    export.add_argument("--batch", type=batch_size, metavar="N", help="fix the batch size (dynamic)")
-    export.add_argument("--json", action="store_true", help="print report.json on standard output")
-    weights = export.add_argument_group("weights").add_mutually_exclusive_group()
-    weights.add_argument("--checkpoint", type=Path, metavar="FILE", help=".safetensors, .pth, .pt or .bin")
-    weights.add_argument("--random-weights", action="store_true", help="a dry run without any weights")
-    images = export.add_argument_group("images")
-    images.add_argument("--data", type=Path, metavar="PATH", help="folder, ImageFolder tree, .npy or .npz")
-    images.add_argument("--images", type=positive, metavar="N", help="calibration images (32)")
-    images.add_argument("--seed", type=int, help="picks images and sampled labels (0)")
-    _add_method(export)
-
-
-def _add_method(export: argparse.ArgumentParser) -> None:
-    group = export.add_argument_group("quantisation")
-    group.add_argument("--bits", type=_bits, metavar="K", help="bits of weights and activations, 2..8 (8)")
-    group.add_argument("--weight-bits", type=_bits, metavar="K", help="bits of weights alone")
-    group.add_argument("--activation-bits", type=_bits, metavar="K", help="bits of activations alone")
-    group.add_argument("--plan", type=Path, metavar="FILE", help="apply this plan.json instead of calibrating")
-    group.add_argument("--method", choices=get_args(Method), help="ptq4vit, or the paper's Base PTQ (ptq4vit)")
-    group.add_argument("--paper", action="store_true",
-                       help="PTQ4ViT exactly as published: layer-wise symmetric scales, both twins, no "
-                            "outlier split")  # fmt: skip
-    for name, choices, text in (
-        ("metric", Metric, "what the search minimises (hessian)"),
-        ("twin", Twin, "which inputs get two ranges (auto)"),
-        ("weights", Weights, "scales of weights (per-channel)"),
-        ("activations", Activations, "offer a zero point, or stay symmetric (affine)"),
-        ("outliers", OutlierMode, "own scales for single huge channels (auto)"),
-        ("search", Search, "(fast)"),
-        ("labels", Labels, "labels of the calibration loss (sampled)"),
-    ):
-        group.add_argument(f"--{name}", choices=get_args(choices), help=text)
-    group.add_argument("--rounds", type=not_negative, metavar="N",
-                       help="alternating rounds; 0: each side by itself (0; with --paper 3)")  # fmt: skip
-    group.add_argument("--candidates", type=positive, metavar="N", help="scales tried per search (100)")
-    group.add_argument("--bias-correction", action="store_true", default=None, help="add the mean error to the biases")
-
-
-def options_from(parsed: argparse.Namespace) -> Options:
-    """The method's own settings, changed by what was given explicitly."""
-    names = ("metric", "twin", "weights", "activations", "outliers", "search", "labels", "rounds",
-             "candidates", "bias_correction", "images", "seed")  # fmt: skip
-    _refuse_options_next_to_plan(parsed, names[:-2])
-    changes = {name: getattr(parsed, name) for name in names if getattr(parsed, name) is not None}
-    for name in ("weight_bits", "activation_bits"):
-        given = getattr(parsed, name) if getattr(parsed, name) is not None else parsed.bits
-        if given is not None:
-            changes[name] = given
-    if parsed.paper and parsed.method == "base":
-        raise UserError("--paper and --method base exclude each other; give one of them")
-    if parsed.method == "base":
-        return Options.base(**changes)
-    return Options.paper(**changes) if parsed.paper else Options(**changes)
-
-
-def _refuse_options_next_to_plan(parsed: argparse.Namespace, names: Sequence[str]) -> None:
-    """A plan holds what these options decide; an option that would change nothing is a misunderstanding."""
-    given = [
-        name for name in ("bits", "weight_bits", "activation_bits", "method", "paper", *names)
-        if getattr(parsed, name) not in (None, False)
-    ]  # fmt: skip
-    if parsed.plan is not None and given:
-        raise UserError(
-            f"--plan decides the quantisation, --{given[0].replace('_', '-')} has no effect next to it; "
-            "leave one of them out"
-        )
-
-
 def list_models(parsed: argparse.Namespace) -> int:
     if parsed.json:
         names = ("name", "timm", "size", "top1", "embedded")
@@ -210,7 +176,7 @@ def list_models(parsed: argparse.Namespace) -> int:
 
 
 def run_export(parsed: argparse.Namespace) -> int:
-    options = options_from(parsed)
+    options = cli_export.options_from(parsed)
     if find(parsed.model) is None:
         from ptq4vit_onnx.loading import resolve
 
@@ -241,12 +207,6 @@ def progress_bar(items: Iterable[Any], title: str) -> Iterable[Any]:
 
 def print_table(rows: Sequence[tuple[str, ...]]) -> None:
     print(table(rows))
-
-
-def _bits(text: str) -> int:
-    if not text.isdecimal() or not MIN_BITS <= int(text) <= MAX_BITS:
-        raise argparse.ArgumentTypeError(f"expected {MIN_BITS}..{MAX_BITS} bits, got {text}")
-    return int(text)
 
 
 if __name__ == "__main__":

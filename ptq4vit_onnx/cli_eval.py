@@ -61,7 +61,8 @@ def _evaluation_row(model: Evaluation, is_reference: bool) -> tuple[str, ...]:
 def add_parity(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "parity", help="check a quantised model against its float one; for CI",
-        description="One line per check; exit code 0 if all pass, 1 if one fails, 2 for a mistake.",
+        description="One line per check; exit code 0 if all pass, 1 if one fails, 2 for a mistake, 3 for a "
+                    "defect of this program.",
     )  # fmt: skip
     parser.add_argument("model", type=Path, metavar="MODEL", help="the quantised ONNX file")
     parser.add_argument("--reference", type=Path, required=True, metavar="FLOAT", help="float.onnx of the same export")

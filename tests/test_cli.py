@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from ptq4vit_onnx import cli, outputs, pipeline
+import ptq4vit_onnx
+from ptq4vit_onnx import __main__, api, cli, cli_export, outputs, pipeline
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.models.specs import PAPER_MODELS, SPECS
 
@@ -112,6 +114,13 @@ def test_models_json_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert listed["vit_digits"]["embedded"] is True
 
 
+def raising(failure: BaseException) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise failure
+
+    return fail
+
+
 def run_with(monkeypatch: pytest.MonkeyPatch, replacement: Any, *arguments: str) -> int:
     """The exit code of `export` when the spine is replaced."""
     monkeypatch.setattr(pipeline, "export", replacement)
@@ -119,20 +128,14 @@ def run_with(monkeypatch: pytest.MonkeyPatch, replacement: Any, *arguments: str)
 
 
 def test_a_parity_failure_exits_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def broken(*_: Any) -> Any:
-        raise ParityError("fc differs")
-
-    assert run_with(monkeypatch, broken) == 1
+    assert run_with(monkeypatch, raising(ParityError("fc differs"))) == 1
     assert capsys.readouterr().err == "ptq4vit-onnx: parity failed: fc differs\n"
 
 
 def test_random_weights_are_announced_before_anything_else(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stop(*_: Any) -> Any:
-        raise UserError("stopped")
-
-    assert run_with(monkeypatch, stop, "--random-weights") == 2
+    assert run_with(monkeypatch, raising(UserError("stopped")), "--random-weights") == 2
     assert capsys.readouterr().err.startswith("RANDOM WEIGHTS: this is a dry run")
 
 
@@ -157,14 +160,81 @@ def test_an_interrupted_export_leaves_nothing_and_exits_130(
 
     handler = signal.getsignal(signal.SIGTERM)
     assert run_with(monkeypatch, interrupted) == 130
-    assert "interrupted; nothing half-written" in capsys.readouterr().err
+    assert "interrupted; nothing half-written, run the same command again to resume\n" in capsys.readouterr().err
     assert list(elsewhere.iterdir()) == []
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
+def test_an_interrupted_measurement_promises_no_resuming(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(api, "evaluate", raising(KeyboardInterrupt()))
+    assert cli.main(["eval", "model.onnx"]) == 130
+    assert capsys.readouterr().err == "ptq4vit-onnx: interrupted; nothing half-written\n"
+
+
+def test_an_interruption_that_a_module_makes_an_import_error_of_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failure = ImportError("initialization failed")
+    failure.__cause__ = KeyboardInterrupt()
+    assert run_with(monkeypatch, raising(failure)) == 130
+    assert "ptq4vit-onnx: interrupted" in capsys.readouterr().err
+
+
+def test_an_interruption_while_the_command_is_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "ptq4vit_onnx.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "ptq4vit_onnx.cli")
+    monkeypatch.delattr(ptq4vit_onnx, "cli")
+    assert __main__.main() == 130
+    assert capsys.readouterr().err == "ptq4vit-onnx: interrupted\n"
+
+
+def test_an_unexpected_error_is_one_line_and_never_exit_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(cli.TRACEBACK, raising=False)
+    assert run_with(monkeypatch, raising(ZeroDivisionError("division\nby zero"))) == 3
+    message = capsys.readouterr().err
+    assert message.startswith("ptq4vit-onnx: unexpected ZeroDivisionError: division by zero; this is a defect")
+    assert message.count("\n") == 1 and f"{cli.TRACEBACK}=1" in message
+    monkeypatch.setenv(cli.TRACEBACK, "1")
+    assert run_with(monkeypatch, raising(ZeroDivisionError("x"))) == 3
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (MemoryError(), "not enough memory; ask for a smaller --batch"),
+        (OSError(errno.ENOSPC, "No space left on device", "/tmp/x"), "cannot read or write /tmp/x: No space left"),
+    ],
+)
+def test_what_the_machine_lacks_is_one_line_and_exit_2(
+    failure: Exception, said: str, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+) -> None:
+    monkeypatch.setattr(pipeline, "export", raising(failure))
+    assert said in refused("export")
+
+
+def test_the_help_says_what_every_exit_code_means(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert cli.EXIT_CODES in text
+    assert all(f"{code} " in cli.EXIT_CODES for code in (0, 1, 2, 3, 130))
+
+
 def test_explicit_options_change_the_methods_own_and_nothing_else() -> None:
     def parsed(*arguments: str) -> Any:
-        return cli.options_from(cli.build_parser().parse_args(["export", *arguments]))
+        return cli_export.options_from(cli.build_parser().parse_args(["export", *arguments]))
 
     assert (parsed("--bits", "6").weight_bits, parsed("--bits", "6").activation_bits) == (6, 6)
     mixed = parsed("--bits", "6", "--weight-bits", "4")
@@ -186,10 +256,33 @@ def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise(monkeypatc
     assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
+def run_in_shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`command` in bash, with $P for this program."""
+    known = {**os.environ, "PYTHONPATH": str(ROOT), "P": f"{sys.executable} -m ptq4vit_onnx", **environment}
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=known, timeout=60)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_one_line_and_exit_2(unbuffered: str) -> None:
+    done = run_in_shell("$P models > /dev/full", PYTHONUNBUFFERED=unbuffered)
+    assert (done.returncode, done.stderr) == (
+        2, "ptq4vit-onnx: cannot read or write: No space left on device; make room or give another place\n",
+    )  # fmt: skip
+
+
+def test_a_closed_standard_output_is_no_failure() -> None:
+    done = run_in_shell("$P models >&-")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_path_that_the_encoding_cannot_show_is_escaped() -> None:
+    script = "from ptq4vit_onnx import cli; cli.list_models = lambda _: print('ж') or 0; print(cli.main(['models']))"
+    done = run_in_shell(f'{sys.executable} -c "{script}"', PYTHONIOENCODING="ascii")
+    assert done.stdout == "\\u0436\n0\n", done.stderr
+
+
 def test_a_closed_pipe_ends_quietly() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = f"set -o pipefail; {sys.executable} -m ptq4vit_onnx.cli models | true"
-    script = ["bash", "-c", command]
-    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=60)
+    done = run_in_shell("set -o pipefail; $P models | true")
     assert done.stderr == ""
     assert done.returncode in (0, 141)  # 0 where everything fitted into the pipe before it was closed

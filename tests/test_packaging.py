@@ -64,7 +64,7 @@ def test_the_wheel_puts_nothing_generic_into_site_packages(wheel: zipfile.ZipFil
     tops = {name.partition("/")[0] for name in wheel.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ptq4vit_onnx"}
     entries = next(name for name in wheel.namelist() if name.endswith("entry_points.txt"))
-    assert "ptq4vit-onnx = ptq4vit_onnx.cli:main" in wheel.read(entries).decode()
+    assert "ptq4vit-onnx = ptq4vit_onnx.__main__:main" in wheel.read(entries).decode()
 
 
 def test_the_wheel_runs_without_the_source_tree(wheel: zipfile.ZipFile, tmp_path: Path) -> None:

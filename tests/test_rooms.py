@@ -13,7 +13,7 @@ PACKAGE = "ptq4vit_onnx"
 TORCH, ONNX = {"torch", "timm", "torchvision"}, {"onnx", "onnx_graphsurgeon", "onnxruntime", "onnx_ir", "onnxscript"}
 RIGHT_OF_THE_PLAN = ("plan", "quantizers", "sites", "report", "runtime", "weight_codes", "kernels", "metrics")
 LEFT_OF_THE_PLAN = ("calibrate", "search", "tape", "grids", "objective", "surrogate", "products")
-MAY_PRINT = {"benchmarks", "models/train_digits.py"}
+MAY_PRINT = {"benchmarks", "models/train_digits.py", "ptq4vit_onnx/__main__.py"}
 
 
 def sources() -> dict[str, Path]:
