@@ -103,7 +103,7 @@ def measure(files: Mapping[str, Path], reference: ModelFile, parsed: argparse.Na
     say(f"measuring {len(files)} models")
     timings = bench(files, runs=parsed.runs).timings
     where = Where("fold", str(parsed.fold))
-    source = ImageSource(real_data.require_folder() / "validation", parsed.limit, where)
+    source = ImageSource(real_data.require_folder() / "validation", parsed.limit, where, skip_unreadable=True)
     # Peers do not carry the metadata on: all prepare images as the float model does.
     models = [replace(reference, path=path) for path in files.values()]
     found = evaluate_files(models, source, reference, progress=bar).models

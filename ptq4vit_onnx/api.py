@@ -83,6 +83,7 @@ def evaluate(
     reference: AnyPath | None = None,
     images: int | None = None,
     where: str | None = None,
+    skip_unreadable: bool = False,
     threads: int = 0,
     batch: int = 8,
     progress: Progress = silent,
@@ -92,7 +93,8 @@ def evaluate(
     data: an ImageFolder tree, a folder with labels.csv, a folder of images, .npy or .npz; None: the test
     images of an embedded model. Images are prepared as each model's metadata says. reference: a float file of the
     same model; without one, the first model. images: use only as many, picked at random but always alike.
-    where: "COLUMN=VALUE" keeps some rows of a labels.csv. threads: 0 is all cores.
+    where: "COLUMN=VALUE" keeps some rows of a labels.csv. skip_unreadable: do without images that are damaged or
+    missing, instead of raising. threads: 0 is all cores.
 
     >>> evaluate(["float.onnx", "model.onnx"], "validation").models[1].drop
     """
@@ -104,7 +106,7 @@ def evaluate(
         compared = read_model_file(Path(reference))
         for file in files:
             require_reference_of(file, compared)
-    return evaluate_files(files, _source(data, images, where), compared, threads, batch, progress)
+    return evaluate_files(files, _source(data, images, where, skip_unreadable), compared, threads, batch, progress)
 
 
 def check_parity(
@@ -118,6 +120,7 @@ def check_parity(
     max_kl: float | None = None,
     images: int | None = None,
     where: str | None = None,
+    skip_unreadable: bool = False,
     threads: int = 0,
     batch: int = 8,
     progress: Progress = silent,
@@ -126,7 +129,7 @@ def check_parity(
 
     reference: the float.onnx of the same export. plan: its plan.json; the one next to `model` if any.
     min_agreement: a share of the images, 0..1. max_drop: points of top-1, needs labels. max_kl: nats.
-    data, images, where, threads: as in `evaluate`.
+    data, images, where, skip_unreadable, threads: as in `evaluate`.
 
     >>> check_parity("model.onnx", "float.onnx", "validation").passed
     """
@@ -135,7 +138,7 @@ def check_parity(
     beside = file.path.with_name("plan.json")
     chosen = _path(plan) or (beside if beside.is_file() else None)
     known = None if chosen is None else ScalePlan.load(chosen)
-    source = _source(data, images, where)
+    source = _source(data, images, where, skip_unreadable)
     return check_files(file, compared, source, known, limits, threads, batch, progress)
 
 
@@ -143,5 +146,6 @@ def _path(path: AnyPath | None) -> Path | None:
     return None if path is None else Path(path)
 
 
-def _source(data: AnyPath | None, images: int | None, where: str | None) -> ImageSource:
-    return ImageSource(_path(data), images, None if where is None else Where.parse(where))
+def _source(data: AnyPath | None, images: int | None, where: str | None, skip_unreadable: bool) -> ImageSource:
+    rows = None if where is None else Where.parse(where)
+    return ImageSource(_path(data), images, rows, skip_unreadable=skip_unreadable)

@@ -64,8 +64,8 @@ def number(text: str) -> float:
     return value
 
 
-def add_images(parser: argparse.ArgumentParser) -> None:
-    """Which images a command measures on."""
+def add_images(parser: argparse.ArgumentParser, may_skip: bool = False) -> None:
+    """Which images a command measures on. may_skip: whether it is up to the user what damaged ones mean."""
     group = parser.add_argument_group("images")
     group.add_argument(
         "--data", type=Path, metavar="PATH",
@@ -73,6 +73,10 @@ def add_images(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--images", type=positive, metavar="N", help="use N images, picked alike (all)")
     group.add_argument("--where", metavar="COLUMN=VALUE", help="only these rows of labels.csv")
+    if may_skip:
+        group.add_argument(
+            "--skip-unreadable", action="store_true", help="do without images that are damaged or missing (an error)"
+        )
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:

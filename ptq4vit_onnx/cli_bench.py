@@ -85,7 +85,7 @@ def _contest(
     from ptq4vit_onnx.image_stream import ImageSource, Where
 
     where = None if parsed.where is None else Where.parse(parsed.where)
-    judged_on = ImageSource(parsed.data, parsed.images, where)
+    judged_on = ImageSource(parsed.data, parsed.images, where, skip_unreadable=True)
     reference = contest.float_file(parsed.model[0], parsed.reference)
     contest.require_contest(parsed.model, reference)
     calibrated_on = ""

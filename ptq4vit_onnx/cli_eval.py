@@ -26,7 +26,7 @@ def add_eval(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("model", nargs="+", type=Path, metavar="MODEL", help="ONNX files of an export")
     parser.add_argument("--reference", type=Path, metavar="FLOAT", help="compare with this (the first model)")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
-    add_images(parser)
+    add_images(parser, may_skip=True)
     add_running(parser)
     return parser
 
@@ -36,7 +36,7 @@ def run_eval(parsed: argparse.Namespace, progress: Progress) -> Outcome:
 
     found = evaluate(
         parsed.model, parsed.data, reference=parsed.reference, images=parsed.images, where=parsed.where,
-        threads=parsed.threads, batch=parsed.batch, progress=progress,
+        skip_unreadable=parsed.skip_unreadable, threads=parsed.threads, batch=parsed.batch, progress=progress,
     )  # fmt: skip
     return Outcome(json.dumps(found.to_data()) if parsed.json else table(evaluation_rows(found)))
 
@@ -78,7 +78,7 @@ def add_parity(commands: Any) -> argparse.ArgumentParser:
         "--junit", type=Path, metavar="FILE", help="write the checks as JUnit XML; - prints it instead"
     )
     results.add_argument("--json", type=Path, metavar="FILE", help="write the checks as JSON; - prints it instead")
-    add_images(parser)
+    add_images(parser, may_skip=True)
     add_running(parser)
     return parser
 
@@ -90,7 +90,7 @@ def run_parity(parsed: argparse.Namespace, progress: Progress) -> Outcome:
     result = check_parity(
         parsed.model, parsed.reference, parsed.data, plan=parsed.plan, min_agreement=parsed.min_agreement,
         max_drop=parsed.max_drop, max_kl=parsed.max_kl, images=parsed.images, where=parsed.where,
-        threads=parsed.threads, batch=parsed.batch, progress=progress,
+        skip_unreadable=parsed.skip_unreadable, threads=parsed.threads, batch=parsed.batch, progress=progress,
     )  # fmt: skip
     printed = _write(results, result)
     return Outcome(parity_text(result) if printed is None else printed, 0 if result.passed else 1)

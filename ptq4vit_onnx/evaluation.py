@@ -23,7 +23,7 @@ class Evaluation:
     """One model on some images. Rates in percent, drop in points of top-1 (image by image), KL in nats.
 
     top1, top5, drop: None without labels. agreement, kl, drop: against the reference, None for the reference
-    itself. drop_error: the standard error of `drop`.
+    itself. drop_error: the standard error of `drop`. skipped: images that could not be read and are not among `images`.
     """
 
     path: str
@@ -34,9 +34,10 @@ class Evaluation:
     kl: float | None
     drop: float | None
     drop_error: float | None = None
+    skipped: int = 0
 
     def to_data(self) -> dict[str, Any]:
-        names = ("path", "images", "top1", "top5", "agreement", "kl", "drop")
+        names = ("path", "images", "top1", "top5", "agreement", "kl", "drop", "skipped")
         return {name: getattr(self, name) for name in names}
 
 
@@ -55,12 +56,13 @@ class Evaluations:
 class Predictions:
     """Logits [images, classes] of several models on the same images, by path; labels where there are some.
 
-    first: the first few images, as the first model sees them.
+    first: the first few images, as the first model sees them. skipped: how many images could not be read.
     """
 
     logits: Mapping[Path, Array]
     labels: Array | None
     first: Array
+    skipped: int = 0
 
 
 def evaluate_files(
@@ -104,7 +106,7 @@ def predict(
     groups = [_predict_alike(group, source, threads, batch, progress) for group in alike.values()]
     logits = {path: values for group in groups for path, values in group.logits.items()}
     _require_same_classes({path: values.shape[-1] for path, values in logits.items()}, models[0].path)
-    return Predictions(logits, groups[0].labels, groups[0].first)
+    return Predictions(logits, groups[0].labels, groups[0].first, groups[0].skipped)
 
 
 def _predict_alike(
@@ -125,7 +127,7 @@ def _predict_alike(
             labels.append(chunk.labels)
     assert first is not None, "a stream without images is refused where it is opened"
     joined = {path: np.concatenate(values) for path, values in parts.items()}
-    return Predictions(joined, np.concatenate(labels) if labels else None, first)
+    return Predictions(joined, np.concatenate(labels) if labels else None, first, len(stream.skipped))
 
 
 def _require_logits(path: Path, logits: Array, labels: Array | None, source: ImageSource) -> None:
@@ -152,7 +154,7 @@ def _evaluation(path: Path, found: Predictions, reference: Path) -> Evaluation:
     logits, labels = found.logits[path], found.labels
     top1, top5 = (None, None) if labels is None else (metrics.top1(logits, labels), metrics.top5(logits, labels))
     if path == reference:
-        return Evaluation(str(path), len(logits), top1, top5, None, None, None)
+        return Evaluation(str(path), len(logits), top1, top5, None, None, None, skipped=found.skipped)
     wanted = found.logits[reference]
     drop = None if labels is None else metrics.paired_drop(wanted, logits, labels)
     return Evaluation(
@@ -164,4 +166,5 @@ def _evaluation(path: Path, found: Predictions, reference: Path) -> Evaluation:
         metrics.mean_kl(wanted, logits),
         None if drop is None else drop.points,
         None if drop is None else drop.standard_error,
+        found.skipped,
     )

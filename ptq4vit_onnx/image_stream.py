@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -50,12 +50,14 @@ class Where:
 @dataclass(frozen=True)
 class ImageSource:
     """Which images. data None: the test split that ships with an embedded model. count None: all of them, in
-    order, else as many, picked with `seed`."""
+    order, else as many, picked with `seed`. skip_unreadable: measure on the others, where a file is damaged or missing;
+    without it that is an error, since a figure on half a set looks like one on the whole."""
 
     data: Path | None = None
     count: int | None = None
     where: Where | None = None
     seed: int = 0
+    skip_unreadable: bool = False
 
     def __post_init__(self) -> None:
         if self.where is not None and not (self.data is not None and (self.data / "labels.csv").is_file()):
@@ -64,10 +66,12 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class ImageStream:
-    """labels: of every image that may come, known before the first is read; None without labels."""
+    """labels: of every image that may come, known before the first is read; None without labels. skipped: files that
+    could not be read, by now, with the reason."""
 
     labels: Array | None
     chunks: Iterable[ImageSet]
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 def open_images(source: ImageSource, model: ModelFile, progress: Progress) -> ImageStream:
@@ -79,7 +83,8 @@ def open_images(source: ImageSource, model: ModelFile, progress: Progress) -> Im
         return _held(load_images(data, model.preprocessing, source.count, source.seed), progress)
     listing = list_folder(data, source.where)
     labels = None if listing.labels is None else np.asarray(listing.labels, np.int64)
-    return ImageStream(labels, _folder_chunks(source, data, listing, model, progress))
+    skipped: dict[str, str] = {}
+    return ImageStream(labels, _folder_chunks(source, data, listing, model, skipped, progress), skipped)
 
 
 def _embedded(source: ImageSource, model: ModelFile) -> ImageSet:
@@ -99,27 +104,40 @@ def _held(held: ImageSet, progress: Progress) -> ImageStream:
 
 
 def _folder_chunks(
-    source: ImageSource, folder: Path, listing: Listing, model: ModelFile, progress: Progress
+    source: ImageSource, folder: Path, listing: Listing, model: ModelFile, skipped: dict[str, str], progress: Progress
 ) -> Iterator[ImageSet]:
-    """Images as they are read; unreadable ones are summed up in one warning at the end."""
+    """Images as they are read; unreadable ones are summed up at the end, in one warning or as an error.
+
+    Once it will be an error nothing more is handed out: the rest is read only to count.
+    """
     files = len(listing.files)
     order = pick(files, None if source.count is None else files, source.seed)
-    skipped: dict[str, str] = {}
     waiting: dict[int, Array] = {}
     total = 0
     reader = read_images(listing, order, source.count, model.preprocessing, skipped, progress)
     for index, pixels in reader:
         waiting[index] = pixels
         total += 1
-        if len(waiting) == AT_ONCE:
+        if skipped and not source.skip_unreadable:
+            waiting.clear()
+        elif len(waiting) == AT_ONCE:
             yield _image_set(waiting, listing, folder)
             waiting.clear()
     require_readable(folder, total, 1, skipped)
+    if skipped and not source.skip_unreadable:
+        raise UserError(
+            f"cannot read {len(skipped)} images, {_first(skipped)}; mend them, or give --skip-unreadable to do without "
+            "them"
+        )
     if waiting:
         yield _image_set(waiting, listing, folder)
     if skipped:
-        file, reason = next(iter(skipped.items()))
-        logger.warning("skipped %d unreadable images, the first is %s: %s", len(skipped), file, reason)
+        logger.warning("skipped %d unreadable images, %s", len(skipped), _first(skipped))
+
+
+def _first(skipped: Mapping[str, str]) -> str:
+    file, reason = next(iter(skipped.items()))
+    return f"the first is {file}: {' '.join(reason.split())}"
 
 
 def _image_set(read: dict[int, Array], listing: Listing, folder: Path) -> ImageSet:

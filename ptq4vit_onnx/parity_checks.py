@@ -64,13 +64,15 @@ class Check:
 
 @dataclass(frozen=True)
 class ParityResult:
-    """All checks in order. first_divergent: the first site or node that is wrong, and how, if one was found."""
+    """All checks in order. first_divergent: the first site or node that is wrong, and how, if one was found. skipped:
+    images that could not be read and are not among `images`."""
 
     model: str
     reference: str
     images: int
     checks: tuple[Check, ...]
     first_divergent: str | None = None
+    skipped: int = 0
 
     @property
     def passed(self) -> bool:
@@ -126,7 +128,7 @@ def check_files(
         if named is None:
             checks = [_with_farthest(check, distances) if check is failed[0] else check for check in checks]
     images = len(found.logits[model.path])
-    return ParityResult(str(model.path), str(reference.path), images, tuple(checks), named)
+    return ParityResult(str(model.path), str(reference.path), images, tuple(checks), named, found.skipped)
 
 
 def _require_plan_of(model: ModelFile, plan: ScalePlan | None) -> None:

@@ -81,7 +81,7 @@ class Sources:
         calibration = request.calibration or _subfolder(request.data, _CALIBRATION) or validation
         require_source(calibration)
         where = None if request.where is None else Where.parse(request.where)
-        source = ImageSource(validation, request.limit, where, VALIDATION_SEED)
+        source = ImageSource(validation, request.limit, where, VALIDATION_SEED, skip_unreadable=True)
         if validation.is_dir() and list_folder(validation, where).labels is None:
             raise _no_labels(validation)
         drawn_alike = request.calibration is None and calibration == validation

@@ -12,13 +12,13 @@ import numpy as np
 import onnx
 import pytest
 
-from ptq4vit_onnx import cli, metrics
+from ptq4vit_onnx import cli, evaluation, metrics
 from ptq4vit_onnx.image_stream import AT_ONCE, ImageSource, open_images
-from ptq4vit_onnx.images import load_images
+from ptq4vit_onnx.images import load_images, pick
 from ptq4vit_onnx.model_file import read_model_file
 from ptq4vit_onnx.runtime import run
 
-FIELDS = ["path", "images", "top1", "top5", "agreement", "kl", "drop"]
+FIELDS = ["path", "images", "top1", "top5", "agreement", "kl", "drop", "skipped"]
 
 
 def evaluated(capsys: pytest.CaptureFixture[str], *arguments: Any) -> list[dict[str, Any]]:
@@ -105,15 +105,46 @@ def test_where_keeps_the_rows_asked_for(
     assert "--where needs a labels.csv" in refused("eval", model, "--where", "fold=2")
 
 
-def test_corrupt_images_are_skipped_and_counted_out(
-    exported: Path, digit_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+@pytest.fixture
+def damaged(digit_files: Path, tmp_path: Path) -> Path:
+    """The digits, one of them corrupt and one gone."""
     folder = tmp_path / "digits"
     shutil.copytree(digit_files, folder)
-    for name in ("00.png", "07.png"):
-        (folder / name).write_bytes(b"\x89PNG but not really")
-    assert evaluated(capsys, exported / "model.onnx", "--data", folder)[0]["images"] == 22
+    (folder / "02.png").write_bytes(b"\x89PNG but not really")
+    (folder / "07.png").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("command", ["eval", "parity"])
+def test_corrupt_and_missing_images_are_refused_before_a_figure_is_made_of_the_others(
+    command: str, exported: Path, damaged: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ptq4vit_onnx.image_stream.AT_ONCE", 5)
+    run_on: list[Any] = []
+    monkeypatch.setattr(evaluation, "run", lambda *given: run_on.append(given))
+    model = [exported / "model.onnx", "--reference", exported / "float.onnx"]
+    message = refused(command, *model, "--data", damaged)
+    assert f"cannot read 2 images, the first is {damaged / '02.png'}: " in message
+    assert message.endswith("mend them, or give --skip-unreadable to do without them\n")
+    assert run_on == [], "nothing is computed once it is known to be in vain"
+
+
+def test_a_pick_that_meets_no_damaged_image_is_measured(
+    exported: Path, damaged: Path, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]
+) -> None:
+    model = exported / "model.onnx"
+    assert not {2, 7} & set(pick(24, 24, 0)[:4]), "what this test stands on"
+    assert evaluated(capsys, model, "--data", damaged, "--images", 4)[0]["images"] == 4
+    assert "cannot read 2 images" in refused("eval", model, "--data", damaged, "--images", 24)
+
+
+def test_corrupt_images_are_skipped_where_asked_for_and_counted_out(
+    exported: Path, damaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    data = ["--data", damaged, "--skip-unreadable"]
+    (only,) = evaluated(capsys, exported / "model.onnx", *data)
+    assert (only["images"], only["skipped"]) == (22, 2)
     assert len(caplog.records) == 1
     assert "skipped 2 unreadable images, the first is" in caplog.text
 
@@ -123,7 +154,7 @@ def test_a_folder_of_corrupt_images_is_refused_in_one_line(
 ) -> None:
     for number in range(3):
         (tmp_path / f"{number}.png").write_bytes(b"nothing")
-    message = refused("eval", exported / "model.onnx", "--data", tmp_path)
+    message = refused("eval", exported / "model.onnx", "--data", tmp_path, "--skip-unreadable")
     assert "0 readable images" in message
     assert "3 could not be read" in message
     assert not caplog.records

@@ -230,6 +230,16 @@ def test_junit_and_json_hold_every_check(files: list[Any], tmp_path: Path, capsy
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parity.json", "parity.xml"]
 
 
+def test_skipped_images_are_counted_in_the_result(
+    files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(files[4], tmp_path / "digits")
+    (tmp_path / "digits" / "07.png").unlink()
+    given = [*files[:4], tmp_path / "digits", "--skip-unreadable", "--json", "-"]
+    data = json.loads("".join(lines_of(capsys, 0, *given)))
+    assert (data["images"], data["skipped"]) == (23, 1)
+
+
 def test_a_result_that_cannot_be_written_is_one_line(
     files: list[Any], tmp_path: Path, refused: Callable[..., str]
 ) -> None:
