@@ -103,7 +103,9 @@ def parity_text(result: ParityResult) -> str:
 
 
 def _result_files(parsed: argparse.Namespace) -> list[ResultFile]:
-    """Where results go; a place that cannot be meant is refused before the work."""
+    """Where results go; a place that cannot be meant, or written, is refused before the work."""
+    from ptq4vit_onnx.outputs import require_writable
+
     results = named_results(json=parsed.json, junit=parsed.junit)
     require_apart(results, {
         "MODEL": parsed.model, "--reference": parsed.reference, "--data": parsed.data,
@@ -111,6 +113,9 @@ def _result_files(parsed: argparse.Namespace) -> list[ResultFile]:
     })  # fmt: skip
     if sum(result.is_printed for result in results) > 1:
         raise UserError("--json and --junit both go to standard output; give a file for one of them")
+    for result in results:
+        if not result.is_printed:
+            require_writable(result.path, result.option)
     return results
 
 

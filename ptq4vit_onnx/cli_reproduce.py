@@ -52,7 +52,8 @@ def run_reproduce(parsed: argparse.Namespace, progress: Progress) -> Outcome:
     request = _request(parsed)
     found = reproduce(request, progress)
     files = f"{len(found.rows)} rows in {request.csv} and {request.csv.with_suffix('.md')}"
-    return Outcome("\n".join([markdown(found.rows), files, *found.skipped]), 1 if found.skipped else 0)
+    measured = [markdown(found.rows), files] if found.rows else []  # without rows there are no files
+    return Outcome("\n".join([*measured, *found.skipped]), 1 if found.skipped else 0)
 
 
 def _request(parsed: argparse.Namespace) -> Request:

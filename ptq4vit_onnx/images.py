@@ -69,6 +69,19 @@ def require_source(source: Path) -> None:
         raise UserError(f"no images at {source}: it does not exist; give a folder, an ImageFolder tree, .npy or .npz")
 
 
+def has_labels(source: Path, where: Callable[[dict[str, str]], bool] | None = None) -> bool:
+    """Whether the images of a source are labelled, without reading them."""
+    if source.suffix not in (".npy", ".npz"):
+        return list_folder(source, where).labels is not None
+    if source.suffix == ".npy":
+        return False
+    try:
+        with np.load(source, allow_pickle=False) as archive:
+            return "labels" in archive
+    except _NOT_ARRAYS as error:
+        raise _not_arrays(source, error) from error
+
+
 def load_images(
     source: Path,
     preprocessing: Preprocessing,
@@ -194,8 +207,12 @@ def _read_arrays(source: Path) -> tuple[Array, Array | None]:
         with loaded:
             return _array(loaded, "images"), _array(loaded, "labels") if "labels" in loaded else None
     except _NOT_ARRAYS as error:
-        reason = " ".join(str(error).split()).strip("'\"")
-        raise UserError(f"cannot read {source}: {reason}; expected `images` as float32 [n, C, H, W]") from error
+        raise _not_arrays(source, error) from error
+
+
+def _not_arrays(source: Path, error: Exception) -> UserError:
+    reason = " ".join(str(error).split()).strip("'\"")
+    return UserError(f"cannot read {source}: {reason}; expected `images` as float32 [n, C, H, W]")
 
 
 def _array(archive: Any, name: str) -> Array:

@@ -69,6 +69,22 @@ def whole_folder(folder: Path, force: bool) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+def require_writable(path: Path, option: str = "--output", makes_folder: bool = False) -> None:
+    """Refuse early, before any work, a file that cannot be written; writes nothing. makes_folder: whether its folder
+    will be made."""
+    if path.is_dir():
+        raise UserError(f"cannot write {path}: it is a folder; give another {option}")
+    if path.exists() and not path.is_file():
+        place, needed = path, os.W_OK
+    else:
+        place, needed = Path(os.path.realpath(path)).parent, os.W_OK | os.X_OK
+        place = _existing_parent(place / path.name) if makes_folder else place
+        if not place.is_dir():
+            raise UserError(f"cannot write {path}: there is no folder {place}; make it or give another {option}")
+    if not os.access(place, needed):
+        raise UserError(f"cannot write {path}: no permission in {place}; give another {option}")
+
+
 def write_whole(path: Path, text: str, option: str = "--output") -> None:
     """A text file that appears whole or not at all. option: which of the user's named it, for the message.
 

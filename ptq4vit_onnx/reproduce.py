@@ -21,12 +21,12 @@ import numpy as np
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.identity import Identity, data_identity, file_identity
-from ptq4vit_onnx.image_listing import list_folder
 from ptq4vit_onnx.image_stream import ImageSource, ImageStream, Where, open_images
-from ptq4vit_onnx.images import Array, ImageSet, Progress, load_images, require_source
+from ptq4vit_onnx.images import Array, ImageSet, Progress, has_labels, load_images, require_source
 from ptq4vit_onnx.loading import LoadedModel, load, resolve
 from ptq4vit_onnx.model_file import ModelFile
 from ptq4vit_onnx.models.specs import ModelSpec
+from ptq4vit_onnx.outputs import require_writable
 from ptq4vit_onnx.paper_tables import TableName, TableRow, rows_of
 from ptq4vit_onnx.reproduced_rows import Tally, add_row, read_rows, write_rows
 
@@ -82,7 +82,7 @@ class Sources:
         require_source(calibration)
         where = None if request.where is None else Where.parse(request.where)
         source = ImageSource(validation, request.limit, where, VALIDATION_SEED, skip_unreadable=True)
-        if validation.is_dir() and list_folder(validation, where).labels is None:
+        if not has_labels(validation, where):
             raise _no_labels(validation)
         drawn_alike = request.calibration is None and calibration == validation
         identities = data_identity(validation), data_identity(calibration)
@@ -107,7 +107,10 @@ def reproduce(request: Request, progress: Progress = lambda items, _title: items
     known = read_rows(request.csv)
     done = {row["key"] for row in known}
     missing = [row for row in rows if key_of(request, sources, row) not in done]
-    write_rows(request.csv, known)  # a folder that cannot be written is found out here, not after the first row
+    for path in (request.csv, request.csv.with_suffix(".md")):
+        require_writable(path, makes_folder=True)  # now, not after the first row
+    if known:
+        write_rows(request.csv, known)  # the Markdown may be gone, or a row behind
     skipped = []
     for name in dict.fromkeys(row.model for row in missing):
         wanted = [row for row in missing if row.model == name]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ptq4vit_onnx.errors import ParityError, UserError
-from ptq4vit_onnx.outputs import EXPORT_FILES, require_free, whole_folder, write_whole
+from ptq4vit_onnx.outputs import EXPORT_FILES, require_free, require_writable, whole_folder, write_whole
 
 
 @pytest.fixture
@@ -187,6 +187,27 @@ def test_the_folder_one_stands_in_is_never_replaced(name: str, tmp_path: Path, m
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert "is the folder you are in, or above it" in refusal(lambda: require_free(Path(name), True))
+
+
+def test_a_file_without_permission_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(os, "access", lambda place, _mode: asked.append(place))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "deep" / "there")
+    (tmp_path / "deep").mkdir()
+    for name in ("result.json", "pipe", "link"):
+        message = refusal(lambda name=name: require_writable(tmp_path / name, "--json"))  # type: ignore[misc]
+        assert "no permission in" in message and message.endswith("give another --json")
+    refusal(lambda: require_writable(tmp_path / "new" / "newer" / "table.csv", makes_folder=True))
+    assert asked == [tmp_path, tmp_path / "pipe", tmp_path / "deep", tmp_path]
+
+
+def test_a_file_that_can_be_written_is_not_written_by_asking(tmp_path: Path) -> None:
+    require_writable(tmp_path / "result.json", "--json")
+    require_writable(tmp_path / "new" / "table.csv", makes_folder=True)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("mine")
+    assert "there is no folder" in refusal(lambda: require_writable(tmp_path / "file" / "table.csv", makes_folder=True))
 
 
 def test_a_text_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

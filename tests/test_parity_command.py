@@ -15,7 +15,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from ptq4vit_onnx import cli
+from ptq4vit_onnx import api, cli
 from ptq4vit_onnx.parity_checks import _at_most
 
 CHECKS = ["kernels", "saturation", "parameters", "sites", "agreement", "kl", "drop"]
@@ -240,10 +240,14 @@ def test_skipped_images_are_counted_in_the_result(
     assert (data["images"], data["skipped"]) == (23, 1)
 
 
-def test_a_result_that_cannot_be_written_is_one_line(
-    files: list[Any], tmp_path: Path, refused: Callable[..., str]
+def test_a_result_that_cannot_be_written_is_one_line_before_any_work(
+    files: list[Any], tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "cannot write" in refused("parity", *files, "--junit", tmp_path / "absent" / "parity.xml")
+    monkeypatch.setattr(api, "check_parity", None)
+    absent = tmp_path / "absent" / "parity.xml"
+    message = refused("parity", *files, "--json", tmp_path / "parity.json", "--junit", absent)
+    assert f"cannot write {absent}: there is no folder {absent.parent}; make it or give another --junit" in message
+    assert "it is a folder; give another --json" in refused("parity", *files, "--json", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

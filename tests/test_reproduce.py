@@ -229,6 +229,18 @@ def test_a_model_without_weights_costs_its_own_rows_and_exit_1(
     )
 
 
+def test_without_any_weights_nothing_is_written(
+    command: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(spec: Any, _checkpoint: Path | None) -> None:
+        raise UserError(f"no weights for {spec.name}: the hub is silent")
+
+    monkeypatch.setattr(reproduce, "load", load)
+    assert command(models=("deit_t",)) == 1
+    assert capsys.readouterr().out.startswith("skipped 4 rows of deit_t: no weights")
+    assert not Path("out").exists()
+
+
 def test_val_and_train_of_a_folder_are_what_they_are_called(digit_files: Path, tmp_path: Path) -> None:
     for name in ("val", "train"):
         (tmp_path / name).symlink_to(digit_files, target_is_directory=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -21,6 +22,8 @@ def corners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "beyond" / "labels.csv").write_text("file,index\na.png,10\n")
     (tmp_path / "foreign" / "table1.csv").write_text("a,b\n1,2\n")
     (tmp_path / "file").write_text("mine")
+    np.savez(tmp_path / "unlabelled.npz", images=np.zeros((4, 1, 32, 32), np.float32))
+    np.save(tmp_path / "unlabelled.npy", np.zeros((4, 1, 32, 32), np.float32))
     return tmp_path
 
 
@@ -32,6 +35,11 @@ def corners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["table1", "--data", "absent"], "no images at absent: it does not exist"),
         (["table1", "--data", "empty"], "empty holds no image files"),
         (["table1", "--data", "unlabelled"], "unlabelled has no labels to count hits by"),
+        (
+            ["table1", "--data", "unlabelled.npz", "--models", "vit_digits"],
+            "unlabelled.npz has no labels to count hits",
+        ),
+        (["table1", "--data", "unlabelled.npy"], "unlabelled.npy has no labels to count hits by"),
         (["table1", "--data", "beyond", "--models", "vit_digits", "--images", "1"], "has labels beyond 0..9"),
         (["table1", "--data", "DIGITS", "--calibration", "absent"], "no images at absent"),
         (
@@ -60,6 +68,7 @@ def test_a_mistake_is_one_line_and_exit_2(
     given = [str(digit_files) if argument == "DIGITS" else argument for argument in arguments]
     assert said in refused("reproduce", *given)
     assert (corners / "file").read_text() == "mine"
+    assert not (corners / "reproduce").exists(), "nothing is written before the first row"
     assert (corners / "foreign" / "table1.csv").read_text() == "a,b\n1,2\n"
 
 
