@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from ptq4vit_onnx.bounds import require_running
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.evaluation import Evaluation, Evaluations, evaluate_files
 from ptq4vit_onnx.image_stream import ImageSource, Where
@@ -99,6 +100,9 @@ def evaluate(
     >>> evaluate(["float.onnx", "model.onnx"], "validation").models[1].drop
     """
     named = [models] if isinstance(models, (str, Path)) else list(models)
+    if not named:
+        raise UserError("no models to evaluate; expected at least one")
+    require_running(threads, batch)
     files = [read_model_file(Path(model)) for model in named]
     if reference is None:
         compared = files[0]
@@ -134,6 +138,7 @@ def check_parity(
     >>> check_parity("model.onnx", "float.onnx", "validation").passed
     """
     limits = Limits(min_agreement, max_drop, max_kl)
+    require_running(threads, batch)
     file, compared = read_model_file(Path(model)), read_model_file(Path(reference))
     beside = file.path.with_name("plan.json")
     chosen = _path(plan) or (beside if beside.is_file() else None)

@@ -12,6 +12,12 @@ MAX_RUNS = 10**6
 MAX_COUNT = 10**9  # of anything else: beyond it lengths do not fit, and nobody waits for the end
 
 
+def require_running(threads: Any, batch: Any) -> None:
+    """Refuse threads (0: all cores) or images at once that no model can be run with."""
+    require_whole("threads", threads, 0, MAX_THREADS)
+    require_whole("batch", batch, 1, MAX_BATCH)
+
+
 def require_whole(name: str, value: Any, least: int, most: int = MAX_COUNT) -> None:
     """Refuse what is no whole number from `least` to `most`; True and 8.0 are none."""
     if type(value) is not int or not least <= value <= most:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ptq4vit_onnx.bounds import require_whole
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.image_listing import Listing, list_folder
 from ptq4vit_onnx.images import (
@@ -60,6 +61,8 @@ class ImageSource:
     skip_unreadable: bool = False
 
     def __post_init__(self) -> None:
+        if self.count is not None:
+            require_whole("images", self.count, 1)
         if self.where is not None and not (self.data is not None and (self.data / "labels.csv").is_file()):
             raise UserError(f"--where needs a labels.csv, {self.data or 'the embedded set'} has none; leave it out")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
+from ptq4vit_onnx.bounds import MAX_COUNT, require_whole
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.quantizers import MAX_BITS, MIN_BITS
 
@@ -48,16 +50,13 @@ class Options:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("weight_bits", "activation_bits"):
-            if not MIN_BITS <= getattr(self, name) <= MAX_BITS:
-                raise UserError(f"{name} is {getattr(self, name)}; expected {MIN_BITS}..{MAX_BITS}")
-        for name, least in (("rounds", 0), ("candidates", 1), ("images", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} is {getattr(self, name)}; expected at least {least}")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"seed is {self.seed}; expected 0..{2**32 - 1}")
-        if not 0 <= self.alpha < self.beta:
-            raise UserError(f"alpha {self.alpha} and beta {self.beta} are not 0 <= alpha < beta")
+        for name, least, most in _WHOLE:
+            require_whole(name, getattr(self, name), least, most)
+        if not isinstance(self.bias_correction, bool):
+            raise UserError(f"bias_correction is {self.bias_correction!r}; expected True or False")
+        spread = (self.alpha, self.beta)
+        if not all(isinstance(value, (int, float)) for value in spread) or not 0 <= self.alpha < self.beta < math.inf:
+            raise UserError(f"alpha {self.alpha!r} and beta {self.beta!r} are not numbers 0 <= alpha < beta")
         for name, kind in _CHOICES.items():
             if getattr(self, name) not in get_args(kind):
                 raise UserError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(get_args(kind))}")
@@ -81,6 +80,14 @@ class Options:
         return f"w{self.weight_bits}a{self.activation_bits}"
 
 
+_WHOLE = (
+    ("weight_bits", MIN_BITS, MAX_BITS),
+    ("activation_bits", MIN_BITS, MAX_BITS),
+    ("rounds", 0, MAX_COUNT),
+    ("candidates", 1, MAX_COUNT),
+    ("images", 1, MAX_COUNT),
+    ("seed", 0, 2**32 - 1),
+)
 _LAYERWISE = {"weights": "per-tensor", "activations": "symmetric", "outliers": "none"}
 _CHOICES: dict[str, Any] = {
     "method": Method,

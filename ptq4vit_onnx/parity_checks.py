@@ -45,8 +45,11 @@ class Limits:
     max_kl: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_agreement <= 1:
-            raise UserError(f"min_agreement is {self.min_agreement:g}; expected a share from 0 to 1, as 0.99")
+        if not isinstance(self.min_agreement, (int, float)) or not 0 <= self.min_agreement <= 1:
+            raise UserError(f"min_agreement is {self.min_agreement!r}; expected a share from 0 to 1, as 0.99")
+        for name, limit in (("max_drop", self.max_drop), ("max_kl", self.max_kl)):
+            if limit is not None and (not isinstance(limit, (int, float)) or not 0 <= limit < math.inf):
+                raise UserError(f"{name} is {limit!r}; expected a number of at least 0, or None for no limit")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ptq4vit_onnx import __version__
+from ptq4vit_onnx.bounds import MAX_BATCH, require_whole
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.html_report import render
 from ptq4vit_onnx.images import ImageSet, embedded_digits, load_images, require_source, synthetic_images
@@ -47,6 +48,10 @@ class ExportRequest:
     plan: Path | None = None
     batch: int | None = None
     force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch is not None:
+            require_whole("batch", self.batch, 1, MAX_BATCH)
 
     @property
     def folder(self) -> Path:

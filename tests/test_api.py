@@ -70,6 +70,60 @@ def test_a_wrong_method_or_width_is_the_callers_mistake() -> None:
         api.export(bits=9)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"bits": "8"}, "weight_bits is '8'; expected a whole number from 2 to 8"),
+        ({"activation_bits": 6.0}, "activation_bits is 6.0; expected a whole number from 2 to 8"),
+        ({"weight_bits": True}, "weight_bits is True"),
+        ({"batch": 0}, "batch is 0; expected a whole number from 1 to 4096"),
+        ({"batch": "4"}, "batch is '4'"),
+        ({"images": 0}, "images is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"alpha": "0"}, "alpha '0' and beta 1.2 are not numbers"),
+        ({"beta": float("nan")}, "beta nan"),
+        ({"bias_correction": "yes"}, "bias_correction is 'yes'; expected True or False"),
+    ],
+    ids=str,
+)
+def test_export_refuses_what_the_command_line_would(
+    given: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "export", None)
+    with pytest.raises(UserError, match=said):
+        api.export(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"batch": 0}, "batch is 0; expected a whole number from 1 to 4096"),
+        ({"batch": 2.0}, "batch is 2.0"),
+        ({"threads": -1}, "threads is -1; expected a whole number from 0 to 1024"),
+        ({"images": 0}, "images is 0; expected a whole number from 1"),
+    ],
+    ids=str,
+)
+def test_running_on_nothing_is_the_callers_mistake(given: dict[str, Any], said: str, exported: Path) -> None:
+    model, reference = exported / "model.onnx", exported / "float.onnx"
+    with pytest.raises(UserError, match=said):
+        api.evaluate(model, **given)
+    with pytest.raises(UserError, match=said):
+        api.check_parity(model, reference, **given)
+
+
+def test_no_models_cannot_be_evaluated() -> None:
+    with pytest.raises(UserError, match="no models to evaluate; expected at least one"):
+        api.evaluate([])
+
+
+@pytest.mark.parametrize("name", ["min_agreement", "max_drop", "max_kl"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, "0.5"], ids=str)
+def test_a_limit_that_nothing_can_be_held_against_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=f"{name} is .*; expected a "):
+        api.check_parity("absent.onnx", "absent.onnx", **{name: value})
+
+
 def test_evaluate_takes_one_model_or_several(exported: Path, digit_files: Path) -> None:
     paths = [exported / "float.onnx", exported / "model.onnx"]
     alone = ptq4vit_onnx.evaluate(str(paths[1]), digit_files, threads=1)

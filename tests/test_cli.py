@@ -63,7 +63,7 @@ def test_a_name_like_nothing_points_to_the_list(elsewhere: Path, refused: Callab
         (["--batch", "x"], "--batch: expected a whole number of at least 1, got x"),
         (["--batch", "4097"], "--batch: expected a whole number of at most 4096, got 4097"),
         (["--images", "0"], "--images: expected a whole number of at least 1, got 0"),
-        (["--seed", "-1"], "seed is -1; expected 0.."),
+        (["--seed", "-1"], "seed is -1; expected a whole number from 0"),
         (["--metric", "l1"], "--metric: invalid choice: 'l1'"),
         (["--checkpoint", "a.pth", "--random-weights"], "not allowed with argument --checkpoint"),
         (["--paper", "--method", "base"], "--paper and --method base exclude each other"),
