@@ -112,8 +112,9 @@ def _label(place: str, row: dict[str, str]) -> int:
 def _read_csv(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a byte order mark first
-            reader = csv.DictReader(file, restkey=SURPLUS)
-            fields, rows = reader.fieldnames or [], list(reader)
+            reader = csv.DictReader(file, restkey=SURPLUS, skipinitialspace=True)
+            reader.fieldnames = fields = [name.strip() for name in reader.fieldnames or []]
+            rows = list(reader)
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"cannot read {path}: {error}; expected text with a header of file,index") from error
     for row in rows:

@@ -11,6 +11,7 @@ kl, drop     distance of the predicted distributions; loss of top-1 where there 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -34,6 +35,7 @@ from ptq4vit_onnx.site_parity import check_sites
 Status = Literal["passed", "failed", "skipped"]
 # Of a site's spread. At 8 bits right models stay at 0.01 to 0.05 of the float one at every site.
 FLOAT_LIMIT = 0.1
+_NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True)
@@ -92,16 +94,22 @@ class ParityResult:
             failures=str(statuses.count("failed")), skipped=str(statuses.count("skipped")),
         )  # fmt: skip
         for check in self.checks:
-            case = ElementTree.SubElement(suite, "testcase", classname=self.model, name=check.name)
+            case = ElementTree.SubElement(suite, "testcase", classname=_in_xml(self.model), name=check.name)
             if check.status == "failed":
-                failure = ElementTree.SubElement(case, "failure", message=check.sentence)
-                failure.text = f"first divergent site: {check.site or self.first_divergent or 'unknown'}"
+                failure = ElementTree.SubElement(case, "failure", message=_in_xml(check.sentence))
+                failure.text = _in_xml(f"first divergent site: {check.site or self.first_divergent or 'unknown'}")
             elif check.status == "skipped":
-                ElementTree.SubElement(case, "skipped", message=check.sentence)
+                ElementTree.SubElement(case, "skipped", message=_in_xml(check.sentence))
             else:
-                ElementTree.SubElement(case, "system-out").text = check.sentence
+                ElementTree.SubElement(case, "system-out").text = _in_xml(check.sentence)
         ElementTree.indent(suite)
-        return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+        text: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+        return text.decode() + "\n"
+
+
+def _in_xml(text: str) -> str:
+    """`text` with what XML 1.0 forbids escaped; a path may hold any of it."""
+    return _NOT_IN_XML.sub(lambda found: f"\\x{ord(found.group()):02x}", text)
 
 
 def check_files(

@@ -68,7 +68,7 @@ class Preprocessing:
 
     def apply(self, image: Image.Image) -> np.ndarray[Any, Any]:
         """A PIL image as float32 [channels, height, width]."""
-        image = image.convert("L" if self.size[0] == 1 else "RGB")
+        image = _eight_bits(image).convert("L" if self.size[0] == 1 else "RGB")
         pixels = np.asarray(self._crop(self._resize(image)), np.float32) / np.float32(255)
         pixels = pixels.reshape(self.size[1], self.size[2], self.size[0])
         normalised = (pixels - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
@@ -88,3 +88,17 @@ class Preprocessing:
         _, height, width = self.size
         left, top = round((image.width - width) / 2), round((image.height - height) / 2)
         return image.crop((left, top, left + width, top + height))
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Grey of 16 bits, scaled to 8; Pillow's own conversion makes everything above 255 white.
+
+    Mode I has room for 32 bits and is what Pillow opens some files of 16 bits as; values beyond those are refused,
+    since nobody knows their scale.
+    """
+    if image.mode != "I" and not image.mode.startswith("I;16"):
+        return image
+    values = np.asarray(image).astype(np.int64)
+    if values.min() < 0 or values.max() > 65535:
+        raise ValueError(f"its pixels reach from {values.min()} to {values.max()}, expected 16 bits, 0 to 65535")
+    return Image.fromarray(np.round(values / 257).astype(np.uint8))

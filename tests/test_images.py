@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.image_stream import Where
 from ptq4vit_onnx.images import ImageSet, embedded_digits, load_images, synthetic_images
 from ptq4vit_onnx.preprocessing import Preprocessing
 
@@ -112,46 +111,6 @@ def test_a_source_without_images_is_refused(name: str, tmp_path: Path) -> None:
     assert said[name] in refusal(tmp_path / name)
 
 
-def test_an_image_folder_tree_labels_by_sorted_class_name(tmp_path: Path) -> None:
-    for value, name in enumerate(("zebra", "ant", "cat")):
-        paint(tmp_path / name / "x.png", value)
-        paint(tmp_path / name / "y.png", value + 10)
-    images = load_images(tmp_path, RULE)
-    assert images.labels is not None
-    assert dict(zip(values(images), images.labels.tolist(), strict=True)) == {
-        1: 0, 11: 0, 2: 1, 12: 1, 0: 2, 10: 2,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("empty", ["bee", "zebu"])
-def test_a_class_without_images_is_refused_since_the_labels_behind_it_would_shift(empty: str, tmp_path: Path) -> None:
-    for name in ("ant", "cat"):
-        paint(tmp_path / name / "x.png", 1)
-    (tmp_path / empty).mkdir()
-    (tmp_path / empty / "._x.png").write_bytes(b"what macOS leaves")
-    assert f"{tmp_path / empty} holds no images, but folders beside it do" in refusal(tmp_path)
-    (tmp_path / "cat" / "x.png").unlink()
-    (tmp_path / "cat").rmdir()
-    assert f"{tmp_path / empty} holds no images" in refusal(tmp_path), "one filled class is a tree as well"
-
-
-def test_hidden_folders_are_no_classes_and_hidden_files_no_images(tmp_path: Path) -> None:
-    for name in (".trash", "ant", "cat", "cat/.thumbnails"):
-        paint(tmp_path / name / "x.png", 1)
-        paint(tmp_path / name / "._y.png", 2)
-    images = load_images(tmp_path, RULE)
-    assert images.names == ("x.png", "x.png")
-    assert images.labels is not None and images.labels.tolist() == [0, 1]
-
-
-def test_loose_images_beside_one_folder_of_images_are_no_tree(tmp_path: Path) -> None:
-    paint(tmp_path / "a.png", 1)
-    paint(tmp_path / "more" / "b.png", 2)
-    (tmp_path / "notes").mkdir()
-    images = load_images(tmp_path, RULE)
-    assert (images.labels, len(images)) == (None, 2)
-
-
 def write_csv(folder: Path, text: str) -> None:
     (folder / "labels.csv").write_text(text, encoding="utf-8")
 
@@ -173,40 +132,6 @@ def test_labels_follow_their_images_through_the_pick_and_past_skipped_files(fold
     assert images.labels is not None and images.labels.dtype == np.int64
     assert images.labels.tolist() == values(images)
     assert len(images.skipped) == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("file,index\n01.png,cat\n", "column index holds something that is not a whole number"),
-        ("file,index\n01.png\n", "column index holds something that is not a whole number"),
-        ("file,index\n01.png,1\n02.png,x\n", "labels.csv, row 3: column index"),
-        (
-            "file,index\n01.png,99999999999999999999\n",
-            "row 2: column index holds 99999999999999999999; expected a class",
-        ),
-        ("index,file\n3\n", "row 2: column file is empty; expected the path of an image"),
-        ("index,file\n3,\n", "row 2: column file is empty"),
-        ("name,index\n01.png,1\n", "has no column file"),
-        ("", "has no column file, index"),
-        ("file,index\n", "lists no images"),
-    ],
-)
-def test_a_wrong_labels_table_is_refused(text: str, said: str, folder: Path) -> None:
-    write_csv(folder, text)
-    assert said in refusal(folder)
-
-
-def test_cells_beyond_the_header_are_no_column(folder: Path) -> None:
-    write_csv(folder, "file,index\n03.png,7,extra,more\n")
-    assert load_images(folder, RULE, where=lambda row: list(row) == ["file", "index"]).names == ("03.png",)
-    with pytest.raises(UserError, match="no column 'fold' for --where; its columns are file, index"):
-        load_images(folder, RULE, where=Where("fold", "7"))
-
-
-def test_a_labels_table_that_is_not_text_is_refused(folder: Path) -> None:
-    (folder / "labels.csv").write_bytes(b"file,index\n\xff\xfe\x00,1\n")
-    assert "cannot read" in refusal(folder)
 
 
 def arrays(path: Path, **entries: Any) -> Path:

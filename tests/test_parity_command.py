@@ -16,7 +16,7 @@ import pytest
 from onnx import numpy_helper
 
 from ptq4vit_onnx import api, cli
-from ptq4vit_onnx.parity_checks import _at_most
+from ptq4vit_onnx.parity_checks import Check, ParityResult, _at_most
 
 CHECKS = ["kernels", "saturation", "parameters", "sites", "agreement", "kl", "drop"]
 ROOT = Path(__file__).resolve().parent.parent
@@ -228,6 +228,17 @@ def test_junit_and_json_hold_every_check(files: list[Any], tmp_path: Path, capsy
     assert data["checks"][5]["limit"] == 0
     assert data["images"] == 24
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parity.json", "parity.xml"]
+
+
+def test_junit_is_well_formed_whatever_a_path_holds() -> None:
+    odd = "models/\x1b[31m\x00\ud800\ufffe<é>.onnx"
+    checks = [Check(status, status, f"in {odd}", odd) for status in ("passed", "failed", "skipped")]
+    result = ParityResult(odd, odd, 1, tuple(checks))
+    suite = ElementTree.fromstring(result.to_junit().encode())
+    shown = r"models/\x1b[31m\x00\xd800\xfffe<é>.onnx"
+    assert {case.get("classname") for case in suite.iter("testcase")} == {shown}
+    assert suite.findtext(".//failure") == f"first divergent site: {shown}"
+    assert suite.findtext(".//system-out") == f"in {shown}"
 
 
 def test_skipped_images_are_counted_in_the_result(

@@ -25,6 +25,7 @@ RULES = {
     "bilinear": Preprocessing((3, 224, 224), 0.875, "center", "bilinear", MEAN, STD),
     "squash": Preprocessing((3, 224, 224), 0.95, "squash", "bicubic", MEAN, STD),
 }
+GREY = Preprocessing((1, 32, 32), 1.0, "squash", "bicubic", (0.5,), (0.5,))
 SIZES = [(224, 224), (500, 375), (375, 500), (249, 248), (1000, 240), (31, 400), (8, 8)]
 
 
@@ -60,6 +61,25 @@ def test_equals_timms_transform_bit_for_bit(rule: Preprocessing, size: tuple[int
 def test_every_mode_becomes_rgb_as_timms_loader_does(mode: str) -> None:
     image = picture(300, 260, mode)
     assert np.array_equal(RULES["deit"].apply(image), by_timm(RULES["deit"], image))
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+@pytest.mark.parametrize("rule", [RULES["squash"], GREY], ids=["RGB", "grey"])
+def test_grey_of_sixteen_bits_is_scaled_and_not_clipped(rule: Preprocessing, suffix: str, tmp_path: Path) -> None:
+    eight = np.asarray(picture(224, 224, "L"))
+    Image.fromarray(eight.astype(np.uint16) * 257).save(tmp_path / f"deep{suffix}")
+    with Image.open(tmp_path / f"deep{suffix}") as deep:
+        assert deep.mode.startswith("I")
+        assert np.array_equal(rule.apply(deep), rule.apply(Image.fromarray(eight)))
+
+
+def test_grey_of_wider_pixels_is_taken_as_sixteen_bits_or_refused() -> None:
+    eight = np.asarray(picture(32, 32, "L"))
+    wide = eight.astype(np.int32) * 257
+    assert np.array_equal(GREY.apply(Image.fromarray(wide)), GREY.apply(Image.fromarray(eight)))
+    for wrong in (wide - 1 - wide.min(), wide + 65536):
+        with pytest.raises(ValueError, match="expected 16 bits"):
+            GREY.apply(Image.fromarray(wrong))
 
 
 def test_each_model_brings_the_rule_timm_would_use(monkeypatch: pytest.MonkeyPatch) -> None:
