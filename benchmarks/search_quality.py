@@ -30,7 +30,7 @@ from ptq4vit_onnx.loading import load, resolve
 from ptq4vit_onnx.objective import objective_of
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Quantizer
-from ptq4vit_onnx.search import ProductSearch, Side
+from ptq4vit_onnx.search import Float, ProductSearch, Side
 from ptq4vit_onnx.tape import Recording, record
 
 
@@ -41,16 +41,28 @@ def ratios(recording: Recording, options: Options) -> Iterator[tuple[str, float]
     exhaustive = ProductSearch(
         objective_of(recording, options.metric), replace(options, search="exhaustive"), site.rhs_is_weight
     )
-    rhs_grid, start = rhs_search_space(recording, options)
-    lhs_grid = lhs_grids(recording, options)[0]
-    lhs = fast.search("lhs", lhs_grid, start)
-    turns: list[tuple[Side, Grid, Quantizer]] = [("lhs", lhs_grid, start), ("rhs", rhs_grid, lhs)]
-    for side, grid, other in turns:
+    for side, grid, other in turns(recording, options, fast):
         losses = [
             exhaustive.side_loss(exhaustive.whole, side, search.search(side, grid, other), other, grid).sum().item()
             for search in (fast, exhaustive)
         ]
         yield side, losses[0] / max(losses[1], 1e-300)
+
+
+def turns(
+    recording: Recording, options: Options, fast: ProductSearch
+) -> Iterator[tuple[Side, Grid, Quantizer | Float]]:
+    """What a search of both sides looks at: a weight next to the float left side, then the left side next to it; of
+    two activations the left one next to the covering scale, then the right one next to it. Apart: next to floats."""
+    rhs_grid, start = rhs_search_space(recording, options)
+    lhs_grid = lhs_grids(recording, options)[0]
+    form = Float(lhs_grid.pick([0] * lhs_grid.groups))
+    if options.rounds == 0:
+        yield from (("lhs", lhs_grid, Float()), ("rhs", rhs_grid, form))
+    elif recording.site.rhs_is_weight:
+        yield from (("rhs", rhs_grid, form), ("lhs", lhs_grid, fast.search("rhs", rhs_grid, form)))
+    else:
+        yield from (("lhs", lhs_grid, start), ("rhs", rhs_grid, fast.search("lhs", lhs_grid, start)))
 
 
 def quality(name: str, bits: list[int], images: int) -> None:
