@@ -42,10 +42,11 @@ def ratios(recording: Recording, options: Options) -> Iterator[tuple[str, float]
         objective_of(recording, options.metric), replace(options, search="exhaustive"), site.rhs_is_weight
     )
     for side, grid, other in turns(recording, options, fast):
-        losses = [
-            exhaustive.side_loss(exhaustive.whole, side, search.search(side, grid, other), other, grid).sum().item()
-            for search in (fast, exhaustive)
-        ]
+        losses = []
+        for search in (fast, exhaustive):
+            found = search.search(side, grid, other)
+            pair = (found, other) if side == "lhs" else (other, found)
+            losses.append(exhaustive.loss(exhaustive.whole, pair[0], pair[1], grid.groups, grid.axis).sum().item())
         yield side, losses[0] / max(losses[1], 1e-300)
 
 

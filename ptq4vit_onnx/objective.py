@@ -60,9 +60,17 @@ class Objective:
     unit: what a loss must be multiplied by to be sum g^2 d^2 over all that the recording stands for.
     """
 
-    def __init__(self, lhs: Tensor, rhs: Tensor, h: Tensor | None, metric: Metric, unit: float = 1.0) -> None:
+    def __init__(
+        self, lhs: Tensor, rhs: Tensor, h: Tensor | None, metric: Metric, unit: float = 1.0, out: Tensor | None = None
+    ) -> None:
         self.lhs, self.rhs, self.h, self.metric, self.unit = lhs, rhs, h, metric, unit
-        self.out = lhs @ rhs
+        self.out = lhs @ rhs if out is None else out
+
+    @property
+    def transposed(self) -> Objective:
+        """The same matmul with its sides exchanged: rhs^T @ lhs^T."""
+        h = None if self.h is None else self.h.mT
+        return Objective(self.rhs.mT, self.lhs.mT, h, self.metric, self.unit, self.out.mT)
 
     def chunks(self) -> Iterator[slice]:
         """Slices of the leading axis (rows of a linear, batches of a matmul)."""
@@ -113,8 +121,16 @@ def _squared_to_mean_one(grad: Tensor) -> tuple[Tensor, float]:
     return h.div_(mean.to(torch.float32)), float(mean) * float(largest) ** 2
 
 
-def subsample(objective: Objective, limit: int, seed: int) -> Objective:
-    """An objective of at most about `limit` elements on a side that ranks candidates as the whole one does.
+@dataclass(frozen=True)
+class Sample:
+    """How much of a product is looked at: a share of its rows, and at most so many elements on a side."""
+
+    share: float
+    elements: int
+
+
+def subsample(objective: Objective, sample: Sample, seed: int) -> Objective:
+    """An objective on some of the rows that ranks candidates as the whole one does.
 
     It keeps the rows that weigh most and a random part of the others, weighted up to stand for all of them, so that
     sums stay unbiased: of a linear from all its rows, of a matmul from the rows of each head of each image or window,
@@ -122,9 +138,10 @@ def subsample(objective: Objective, limit: int, seed: int) -> Objective:
     """
     generator = torch.Generator().manual_seed(seed)
     if objective.lhs.dim() > 2:
-        objective = _fewer_entries(objective, limit // LEAST_ROWS, generator)
+        objective = _fewer_entries(objective, sample.elements // LEAST_ROWS, generator)
     rows = objective.lhs.shape[-2]
-    wanted = max(1, limit // max(1, objective.out.numel() // rows, objective.lhs.numel() // rows))
+    fitting = sample.elements // max(1, objective.out.numel() // rows, objective.lhs.numel() // rows)
+    wanted = max(1, min(fitting, max(LEAST_ROWS, round(sample.share * rows))))
     if wanted >= rows:
         return objective
     if objective.h is None:

@@ -17,17 +17,18 @@ import torch
 from torch import Tensor
 
 from ptq4vit_onnx.grids import Grid
-from ptq4vit_onnx.objective import Objective, subsample
+from ptq4vit_onnx.objective import Objective, Sample, subsample
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Quantizer, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.surrogate import lhs_terms, rank, rhs_terms
 from ptq4vit_onnx.weight_codes import pair_limit, shipped
 
 Side = Literal["lhs", "rhs"]
-# How many elements of a side or of the output each stage of the fast search looks at, and how many candidates it leaves
-RANK_ELEMENTS, RANKED = 4_000_000, 25  # by an estimate
-GLANCE_ELEMENTS, GLANCED = 400_000, 5  # exactly
-VERIFY_ELEMENTS = 2_000_000  # exactly
+# What each stage of the fast search looks at, and how many candidates it leaves.
+RANK, RANKED = Sample(1 / 4, 4_000_000), 50  # by an estimate
+GLANCE, GLANCED = Sample(1 / 16, 1_000_000), 8  # exactly
+VERIFY = Sample(1 / 5, 2_000_000)  # exactly
+SHORTLIST = 20  # candidates that later rounds look at again
 CHEAP = 1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
 
 
@@ -84,13 +85,19 @@ class ProductSearch:
     def __init__(self, objective: Objective, options: Options, weight: bool) -> None:
         self.whole, self.options, self.weight = objective, options, weight
         self._alone: dict[int, Uniform] = {}
+        self._shortlists: dict[Side, Tensor] = {}
         self._damages: dict[tuple[Quantizer, Uniform], float] = {}
-        self.ranked = self.glanced = self.verified = objective
+        self.ranked = objective
+        self.stages: dict[Side, tuple[Objective, Objective]] = {}
         if options.search == "fast":
-            self.ranked, self.glanced, self.verified = (
-                subsample(objective, elements, options.seed)
-                for elements in (RANK_ELEMENTS, GLANCE_ELEMENTS, VERIFY_ELEMENTS)
-            )
+            self.stages = {"lhs": self._samples(objective)}
+            self.stages["rhs"] = self.stages["lhs"] if weight else self._samples(objective.transposed)
+            self.ranked = subsample(objective, RANK, options.seed) if weight else objective
+
+    def _samples(self, objective: Objective) -> tuple[Objective, Objective]:
+        """A few rows and more rows of the side that is searched."""
+        glanced, verified = (subsample(objective, sample, self.options.seed) for sample in (GLANCE, VERIFY))
+        return glanced, verified
 
     def run(self, lhs_grids: Sequence[Grid], rhs_grid: Grid, start: Uniform) -> Found:
         """The best pair of quantizers over all forms of the left side; `start` is the right side to begin with.
@@ -137,13 +144,13 @@ class ProductSearch:
         round: KL 3.2 with the weights first, 3.6 with them last). `rhs`: where to begin, for a weight its first turn.
         """
         lhs: Quantizer | None = None
-        for _ in range(rounds):
-            before = (lhs, rhs)
+        for turn in range(rounds):
+            before, again = (lhs, rhs), turn > 0
             if self.weight and lhs is not None:
-                rhs = typing.cast(Uniform, self.search("rhs", rhs_grid, lhs))
-            lhs = self.search("lhs", lhs_grid, rhs)
+                rhs = typing.cast(Uniform, self.search("rhs", rhs_grid, lhs, again))
+            lhs = self.search("lhs", lhs_grid, rhs, again)
             if not self.weight:
-                rhs = typing.cast(Uniform, self.search("rhs", rhs_grid, lhs))
+                rhs = typing.cast(Uniform, self.search("rhs", rhs_grid, lhs, again))
             if (lhs, rhs) == before:
                 break
         assert lhs is not None
@@ -158,37 +165,60 @@ class ProductSearch:
     def _damage(self, pair: tuple[Quantizer, Uniform]) -> float:
         """Expected, in nats per image, under the Hessian metric; of another metric its loss."""
         if pair not in self._damages:
-            loss = float(self.loss(self.verified, *pair, 1, -1))
-            nats = self.verified.unit / 2 / self.options.images
+            _, verified = self.stages.get("lhs", (self.whole, self.whole))
+            loss = float(self.loss(verified, *pair, 1, -1))
+            nats = verified.unit / 2 / self.options.images
             self._damages[pair] = loss * nats if self.options.metric == "hessian" else loss
         return self._damages[pair]
 
-    def search(self, side: Side, grid: Grid, other: Quantizer | Float) -> Quantizer:
+    def search(self, side: Side, grid: Grid, other: Quantizer | Float, again: bool = False) -> Quantizer:
         """The best candidate of `grid` for one side, the other side fixed.
 
         Fast: next to a weight, an estimate leaves a quarter of the candidates; a few rows leave the best of these; more
         rows decide. The estimate leaves out errors that add up in step. In a product of two activations that is not a
         matter of small differences (blocks.0.attn.qk of ViT-T at four bits: 50 times the smallest loss), so there the
-        few rows, which cost little, see all candidates.
+        few rows, which cost little, see all candidates. again: only those that were best when this side was last
+        searched, for the other side has moved little since.
         """
         order = torch.arange(grid.count)[:, None].expand(-1, grid.groups)
+        decisive = self.whole
         if self.options.search == "fast" and not self._is_cheap(grid):
-            if self.weight:
+            if again:
+                order = self._shortlists[side]
+            elif self.weight:
                 order = self.rank(side, grid, other).argsort(dim=0, stable=True)[:RANKED]
-            order = _best(order, self.measure(self.glanced, side, grid, other, order), GLANCED)
-        best = _best(order, self.measure(self.verified, side, grid, other, order), 1)
+            glanced, decisive = self.stages[side]
+            order = _best(order, self.measure(glanced, side, grid, other, order), SHORTLIST)
+            self._shortlists[side], order = order, order[:GLANCED]
+        best = _best(order, self.measure(decisive, side, grid, other, order), 1)
         return grid.pick(best[0].tolist())
 
     def measure(
         self, objective: Objective, side: Side, grid: Grid, other: Quantizer | Float, candidates: Tensor
     ) -> Tensor:
-        """Exact losses, shaped as `candidates` [n, groups]: each row is one quantizer."""
-        return torch.stack([
-            self.side_loss(objective, side, grid.pick(row.tolist()), other, grid) for row in candidates
-        ])  # fmt: skip
+        """Exact losses, shaped as `candidates` [n, groups]: each row is one quantizer. The other side is rounded once.
+
+        objective: of a matmul's right side, its sample of the product with the sides exchanged, or the whole product.
+        """
+        picked = [grid.pick(row.tolist()) for row in candidates]
+        exchanged = side == "rhs" and not self.weight and objective is not self.whole
+        if side == "lhs" or exchanged:
+            fixed = (
+                other.fake_quantize(objective.rhs)
+                if exchanged
+                else self.quantize_rhs(objective.rhs, other, picked[0])  # all of a grid ask the same of a weight
+            )
+            losses = [objective.loss(q.fake_quantize(objective.lhs), fixed, grid.groups, grid.axis) for q in picked]
+        else:
+            fixed = other.fake_quantize(objective.lhs)
+            losses = [
+                objective.loss(fixed, self.quantize_rhs(objective.rhs, q, other), grid.groups, grid.axis)
+                for q in picked
+            ]
+        return torch.stack(losses)
 
     def _is_cheap(self, grid: Grid) -> bool:
-        return grid.count * self.verified.out.numel() * self.whole.lhs.shape[-1] <= CHEAP
+        return grid.count * self.whole.out.numel() * self.whole.lhs.shape[-1] <= CHEAP
 
     def rank(self, side: Side, grid: Grid, other: Quantizer | Float) -> Tensor:
         """Estimated losses [count, groups] of all candidates of a product with a weight."""
@@ -204,13 +234,6 @@ class ProductSearch:
             return self.quantize_rhs(x, grid.pick([candidate] * grid.groups), other)
 
         return rank(objective, objective.rhs, grid, terms, ship)
-
-    def side_loss(
-        self, objective: Objective, side: Side, candidate: Quantizer, other: Quantizer | Float, grid: Grid
-    ) -> Tensor:
-        if side == "lhs":
-            return self.loss(objective, candidate, other, grid.groups, grid.axis)
-        return self.loss(objective, other, candidate, grid.groups, grid.axis)
 
     def loss(
         self, objective: Objective, lhs: Quantizer | Float, rhs: Quantizer | Float, groups: int, axis: int

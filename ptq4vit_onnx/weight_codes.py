@@ -57,14 +57,14 @@ def make_pairs_safe(codes: Tensor, limit: int) -> Tensor:
     first, second = codes[0:even:2], codes[1:even:2]
     excess = abs(first + second)
     excess -= limit
-    if even == 0 or excess.max() <= 0:
+    where = (excess > 0).nonzero() if isinstance(codes, np.ndarray) else (excess > 0).nonzero(as_tuple=True)
+    if len(where[0]) == 0:
         return codes
     library = np if isinstance(codes, np.ndarray) else _torch()
-    excess = excess.clip(0, None)
+    one, other, excess = first[where], second[where], excess[where]  # few: nothing else needs to be looked at
     half = library.ceil(excess * 0.5)
-    excess -= half
-    first -= library.copysign(half, first)
-    second -= library.copysign(excess, second)
+    first[where] = one - library.copysign(half, one)
+    second[where] = other - library.copysign(excess - half, other)
     return codes
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ptq4vit_onnx.grids import ListGrid, UniformGrid, affine_grid, channel_grid, factors, group_reduce, uniform_grid
-from ptq4vit_onnx.objective import Objective, objective_of, subsample
+from ptq4vit_onnx.objective import Objective, Sample, objective_of, subsample
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Affine, Uniform
 from ptq4vit_onnx.search import ProductSearch
@@ -131,7 +131,7 @@ def test_rows_without_gradient_are_left_out_and_change_nothing() -> None:
 
 def test_subsample_stays_close_to_the_whole_loss() -> None:
     objective = objective_of(linear(rows=4000), "hessian")
-    part = subsample(objective, 1000 * 24, seed=0)
+    part = subsample(objective, Sample(0.25, 10**9), seed=0)
     assert part.lhs.shape[0] == 1000
     quantized = Uniform(5, (0.25,)).fake_quantize
     whole = objective.loss(quantized(objective.lhs), objective.rhs, 1, -1).item()
