@@ -84,7 +84,7 @@ def _compare(
         raise ParityError(result.sentence)
     if images.synthetic or model.is_random:
         labels = None
-    return result, compare_with_float(quantised, reference, labels), f"{len(pixels)} of {images.source}"
+    return result, compare_with_float(quantised, reference, labels), f"{len(pixels)} images of {images.source}"
 
 
 def _against_simulator(

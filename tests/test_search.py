@@ -13,7 +13,7 @@ from ptq4vit_onnx.grids import ListGrid, UniformGrid, affine_grid, channel_grid,
 from ptq4vit_onnx.objective import Objective, Sample, objective_of, subsample
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Affine, Uniform
-from ptq4vit_onnx.search import ProductSearch
+from ptq4vit_onnx.search import GLANCED, SHORTLIST, ProductSearch
 from ptq4vit_onnx.sites import Site
 from ptq4vit_onnx.surrogate import lhs_terms, rank, rhs_terms
 from ptq4vit_onnx.tape import Recording
@@ -136,6 +136,65 @@ def test_subsample_stays_close_to_the_whole_loss() -> None:
     quantized = Uniform(5, (0.25,)).fake_quantize
     whole = objective.loss(quantized(objective.lhs), objective.rhs, 1, -1).item()
     assert part.loss(quantized(part.lhs), part.rhs, 1, -1).item() == pytest.approx(whole, rel=0.1)
+
+
+def test_a_sample_of_attention_has_rows_of_every_image_and_head_the_heaviest_among_them() -> None:
+    recording = attention(batch=4)
+    grad = recording.grad.clone()
+    grad[2, 1, 7] *= 100
+    objective = objective_of(replace(recording, grad=grad), "hessian")
+    part = subsample(objective, Sample(0.5, 10**9), seed=0)
+    assert part.lhs.shape == (4, 3, 10, 8)
+    assert any(torch.equal(row, objective.lhs[2, 1, 7]) for row in part.lhs[2, 1])
+    quantized = Uniform(5, (0.25,)).fake_quantize
+    whole = objective.loss(quantized(objective.lhs), objective.rhs, 3, -3)
+    torch.testing.assert_close(part.loss(quantized(part.lhs), part.rhs, 3, -3), whole, rtol=0.2, atol=0.0)
+
+
+def test_a_sample_of_many_windows_keeps_some_of_them_and_the_unit_of_the_loss() -> None:
+    objective = objective_of(attention(batch=64), "hessian")
+    part = subsample(objective, Sample(0.5, 64 * 8 * 20), seed=0)
+    assert part.lhs.shape[0] < 64 and part.lhs.shape[2] >= 8
+    assert part.unit == pytest.approx(objective.unit * 64 / part.lhs.shape[0])
+
+
+def test_exchanged_sides_have_the_same_loss() -> None:
+    objective = objective_of(attention(), "hessian")
+    lhs, rhs = (Uniform(4, (0.5,)).fake_quantize(side) for side in (objective.lhs, objective.rhs))
+    torch.testing.assert_close(
+        objective.transposed.loss(rhs.mT, lhs.mT, 3, -3), objective.loss(lhs, rhs, 3, -3), rtol=1e-4, atol=0.0
+    )
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_of_two_activations_the_fast_search_finds_the_exhaustive_optimum(bits: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr("ptq4vit_onnx.search.CHEAP", 0)
+    recording, options = attention(batch=16), Options(activation_bits=bits)
+    exhaustive = ProductSearch(objective_of(recording, "hessian"), replace(options, search="exhaustive"), weight=False)
+    fast = ProductSearch(objective_of(recording, "hessian"), options, weight=False)
+    grid, other = uniform_grid(recording.rhs, bits, 3, -3, options), Uniform(bits, (0.125,))
+    losses = [
+        exhaustive.loss(exhaustive.whole, other, search.search("rhs", grid, other), 1, -1).item()
+        for search in (fast, exhaustive)
+    ]
+    assert losses[0] <= losses[1] * 1.05
+
+
+def test_later_rounds_look_at_the_shortlist_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ptq4vit_onnx.search.CHEAP", 0)
+    recording, options = linear(rows=4000), Options()
+    product = ProductSearch(objective_of(recording, "hessian"), options, weight=True)
+    grid, other = uniform_grid(recording.lhs, 8, 1, -3, options), Uniform(8, (0.015625,))
+    first = product.search("lhs", grid, other)
+    counts, measure = [], product.measure
+
+    def counted(*given: Any) -> Any:
+        counts.append(len(given[-1]))
+        return measure(*given)
+
+    monkeypatch.setattr(product, "measure", counted)
+    assert product.search("lhs", grid, other, again=True) == first
+    assert counts == [SHORTLIST, GLANCED]
 
 
 def test_cosine_and_pearson_equal_their_definitions() -> None:
