@@ -23,7 +23,7 @@ from ptq4vit_onnx.grids import (
     twin_softmax_grid,
     uniform_grid,
 )
-from ptq4vit_onnx.objective import Objective, Sample, Sums, objective_of, subsample
+from ptq4vit_onnx.objective import Objective, Sums, objective_of, subsample
 from ptq4vit_onnx.options import Metric, Options
 from ptq4vit_onnx.plan import SitePlan
 from ptq4vit_onnx.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, spread
@@ -69,7 +69,7 @@ def _draw(recording: Recording, seed: int) -> _Sample:
     mean_square = _squared_norm(recording.grad) / whole.out.numel()
     plain = _random_part(recording, seed)
     if recording.site.rhs_is_weight:
-        weighted = subsample(whole, Sample(1.0, SAMPLE_ELEMENTS), seed)  # weighted up, so that it stands for all rows
+        weighted = subsample(whole, SAMPLE_ELEMENTS, seed)  # weighted up, so that it stands for all rows
         return _Sample(weighted, plain, weighted, mean_square)
     # A few images may carry most of a matmul's gradient. The damage is measured on all (matmuls are small).
     return _Sample(_heaviest_part(whole), plain, whole, mean_square)

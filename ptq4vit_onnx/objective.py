@@ -121,16 +121,8 @@ def _squared_to_mean_one(grad: Tensor) -> tuple[Tensor, float]:
     return h.div_(mean.to(torch.float32)), float(mean) * float(largest) ** 2
 
 
-@dataclass(frozen=True)
-class Sample:
-    """How much of a product is looked at: a share of its rows, and at most so many elements on a side."""
-
-    share: float
-    elements: int
-
-
-def subsample(objective: Objective, sample: Sample, seed: int) -> Objective:
-    """An objective on some of the rows that ranks candidates as the whole one does.
+def subsample(objective: Objective, limit: int, seed: int) -> Objective:
+    """An objective of at most about `limit` elements on a side that ranks candidates as the whole one does.
 
     It keeps the rows that weigh most and a random part of the others, weighted up to stand for all of them, so that
     sums stay unbiased: of a linear from all its rows, of a matmul from the rows of each head of each image or window,
@@ -138,10 +130,9 @@ def subsample(objective: Objective, sample: Sample, seed: int) -> Objective:
     """
     generator = torch.Generator().manual_seed(seed)
     if objective.lhs.dim() > 2:
-        objective = _fewer_entries(objective, sample.elements // LEAST_ROWS, generator)
+        objective = _fewer_entries(objective, limit // LEAST_ROWS, generator)
     rows = objective.lhs.shape[-2]
-    fitting = sample.elements // max(1, objective.out.numel() // rows, objective.lhs.numel() // rows)
-    wanted = max(1, min(fitting, max(LEAST_ROWS, round(sample.share * rows))))
+    wanted = max(1, limit // max(1, objective.out.numel() // rows, objective.lhs.numel() // rows))
     if wanted >= rows:
         return objective
     if objective.h is None:

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 
 from ptq4vit_onnx.grids import Grid
-from ptq4vit_onnx.objective import Objective, Sample, subsample
+from ptq4vit_onnx.objective import Objective, subsample
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Quantizer, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.surrogate import lhs_terms, rank, rhs_terms
 from ptq4vit_onnx.weight_codes import pair_limit, shipped
 
 Side = Literal["lhs", "rhs"]
-# What each stage of the fast search looks at, and how many candidates it leaves.
-RANK, RANKED = Sample(1 / 4, 4_000_000), 50  # by an estimate
-GLANCE, GLANCED = Sample(1 / 16, 1_000_000), 8  # exactly
-VERIFY = Sample(1 / 5, 2_000_000)  # exactly
+# How many elements of a side or of the output each stage looks at, and how many candidates it leaves.
+RANK_ELEMENTS, RANKED = 4_000_000, 50  # by an estimate
+GLANCE_ELEMENTS, GLANCED = 400_000, 8  # exactly
+VERIFY_ELEMENTS = 2_000_000  # exactly
 SHORTLIST = 20  # candidates that later rounds look at again
 CHEAP = 1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
 
@@ -92,12 +92,12 @@ class ProductSearch:
         if options.search == "fast":
             self.stages = {"lhs": self._samples(objective)}
             self.stages["rhs"] = self.stages["lhs"] if weight else self._samples(objective.transposed)
-            self.ranked = subsample(objective, RANK, options.seed) if weight else objective
+            self.ranked = subsample(objective, RANK_ELEMENTS, options.seed) if weight else objective
 
     def _samples(self, objective: Objective) -> tuple[Objective, Objective]:
         """A few rows and more rows of the side that is searched."""
-        glanced, verified = (subsample(objective, sample, self.options.seed) for sample in (GLANCE, VERIFY))
-        return glanced, verified
+        seed = self.options.seed
+        return subsample(objective, GLANCE_ELEMENTS, seed), subsample(objective, VERIFY_ELEMENTS, seed)
 
     def run(self, lhs_grids: Sequence[Grid], rhs_grid: Grid, start: Uniform) -> Found:
         """The best pair of quantizers over all forms of the left side; `start` is the right side to begin with.

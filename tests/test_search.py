@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ptq4vit_onnx.grids import ListGrid, UniformGrid, affine_grid, channel_grid, factors, group_reduce, uniform_grid
-from ptq4vit_onnx.objective import Objective, Sample, objective_of, subsample
+from ptq4vit_onnx.objective import Objective, objective_of, subsample
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Affine, Uniform
 from ptq4vit_onnx.search import GLANCED, SHORTLIST, ProductSearch
@@ -131,7 +131,7 @@ def test_rows_without_gradient_are_left_out_and_change_nothing() -> None:
 
 def test_subsample_stays_close_to_the_whole_loss() -> None:
     objective = objective_of(linear(rows=4000), "hessian")
-    part = subsample(objective, Sample(0.25, 10**9), seed=0)
+    part = subsample(objective, 1000 * 24, seed=0)
     assert part.lhs.shape[0] == 1000
     quantized = Uniform(5, (0.25,)).fake_quantize
     whole = objective.loss(quantized(objective.lhs), objective.rhs, 1, -1).item()
@@ -143,7 +143,7 @@ def test_a_sample_of_attention_has_rows_of_every_image_and_head_the_heaviest_amo
     grad = recording.grad.clone()
     grad[2, 1, 7] *= 100
     objective = objective_of(replace(recording, grad=grad), "hessian")
-    part = subsample(objective, Sample(0.5, 10**9), seed=0)
+    part = subsample(objective, 4 * 3 * 10 * 20, seed=0)
     assert part.lhs.shape == (4, 3, 10, 8)
     assert any(torch.equal(row, objective.lhs[2, 1, 7]) for row in part.lhs[2, 1])
     quantized = Uniform(5, (0.25,)).fake_quantize
@@ -153,7 +153,7 @@ def test_a_sample_of_attention_has_rows_of_every_image_and_head_the_heaviest_amo
 
 def test_a_sample_of_many_windows_keeps_some_of_them_and_the_unit_of_the_loss() -> None:
     objective = objective_of(attention(batch=64), "hessian")
-    part = subsample(objective, Sample(0.5, 64 * 8 * 20), seed=0)
+    part = subsample(objective, 64 * 8 * 20, seed=0)
     assert part.lhs.shape[0] < 64 and part.lhs.shape[2] >= 8
     assert part.unit == pytest.approx(objective.unit * 64 / part.lhs.shape[0])
 
