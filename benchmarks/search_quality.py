@@ -1,7 +1,7 @@
 """How close the fast search comes to exhaustive search, and how much faster it is.
 
-    python benchmarks/search_quality.py quality --model vit_t --bits 8 6 4
-    python benchmarks/search_quality.py speed   --model deit_s --blocks 1
+    python benchmarks/search_quality.py quality --model vit_t --bits 8 6 4 [--paper]
+    python benchmarks/search_quality.py speed   --model deit_s --blocks 1 [--paper]
 
 quality: for every site and both sides, the other side fixed, the exact loss (all rows) of the fast search's choice over
 the smallest exact loss of all candidates. speed: both searches on the same recordings, in one process with the same
@@ -66,12 +66,12 @@ def turns(
         yield from (("lhs", lhs_grid, start), ("rhs", rhs_grid, fast.search("lhs", lhs_grid, start)))
 
 
-def quality(name: str, bits: list[int], images: int) -> None:
+def quality(name: str, bits: list[int], images: int, paper: bool) -> None:
     model = real_data.load_model(name)
     pixels = torch.from_numpy(real_data.calibration_images(model, images).images)
     print("| bits | searches | within 1 % | worst ratio | worst site |\n|---|---|---|---|---|")
     for k in bits:
-        options = Options.paper(weight_bits=k, activation_bits=k, images=images)
+        options = options_of(k, images, paper)
         found = []
         for recording in record(model.module, pixels):
             found += [(ratio, f"{recording.site.name} {side}") for side, ratio in ratios(recording, options)]
@@ -83,7 +83,12 @@ def quality(name: str, bits: list[int], images: int) -> None:
         )
 
 
-def speed(name: str, blocks: int, images: int, bits: int) -> None:
+def options_of(bits: int, images: int, paper: bool) -> Options:
+    make = Options.paper if paper else Options
+    return make(weight_bits=bits, activation_bits=bits, images=images)
+
+
+def speed(name: str, blocks: int, images: int, bits: int, paper: bool) -> None:
     model = load(resolve(name), random_weights=True)
     pixels = torch.from_numpy(synthetic_images(model.preprocessing, images, 0).images)
     started = time.perf_counter()
@@ -91,7 +96,7 @@ def speed(name: str, blocks: int, images: int, bits: int) -> None:
         for start in range(0, len(pixels), 4):
             model.module(pixels[start : start + 4])
     forward = time.perf_counter() - started
-    options = Options.paper(weight_bits=bits, activation_bits=bits)
+    options = options_of(bits, images, paper)
     seconds = {"fast": 0.0, "exhaustive": 0.0}
     for index, recording in enumerate(record(model.module, pixels)):
         if index >= 1 + 6 * (blocks + 1):
@@ -106,7 +111,8 @@ def speed(name: str, blocks: int, images: int, bits: int) -> None:
     started = time.perf_counter()
     calibrate(record(model.module, pixels), options)
     whole = time.perf_counter() - started
-    print(f"{name}, {images} images, {blocks} block(s), {torch.get_num_threads()} threads")
+    form = "published form" if paper else "defaults"
+    print(f"{name}, {form}, {images} images, {blocks} block(s), {torch.get_num_threads()} threads")
     ratio = seconds["exhaustive"] / seconds["fast"]
     print(f"  exhaustive {seconds['exhaustive']:.1f} s, fast {seconds['fast']:.1f} s: {ratio:.1f} times faster")
     print(f"  whole calibration {whole:.1f} s = {whole / forward:.1f} float forward passes of {forward:.1f} s")
@@ -119,12 +125,13 @@ def main() -> None:
     parser.add_argument("--bits", nargs="+", type=int, default=[8, 6, 4])
     parser.add_argument("--images", type=int, default=32)
     parser.add_argument("--blocks", type=int, default=1)
+    parser.add_argument("--paper", action="store_true", help="the published form instead of the defaults")
     parsed = parser.parse_args()
     process.prepare()
     if parsed.what == "quality":
-        quality(parsed.model or "vit_t", parsed.bits, parsed.images)
+        quality(parsed.model or "vit_t", parsed.bits, parsed.images, parsed.paper)
     else:
-        speed(parsed.model or "deit_s", parsed.blocks, parsed.images, parsed.bits[0])
+        speed(parsed.model or "deit_s", parsed.blocks, parsed.images, parsed.bits[0], parsed.paper)
 
 
 if __name__ == "__main__":
