@@ -174,8 +174,8 @@ class ProductSearch:
     def search(self, side: Side, grid: Grid, other: Quantizer | Float, again: bool = False) -> Quantizer:
         """The best candidate of `grid` for one side, the other side fixed.
 
-        Fast: next to a weight, an estimate leaves a quarter of the candidates; a few rows leave the best of these; more
-        rows decide. The estimate leaves out errors that add up in step. In a product of two activations that is not a
+        Fast: next to a weight, an estimate leaves half of the candidates; a few rows leave the best of these; more rows
+        decide. The estimate leaves out errors that add up in step. In a product of two activations that is not a
         matter of small differences (blocks.0.attn.qk of ViT-T at four bits: 50 times the smallest loss), so there the
         few rows, which cost little, see all candidates. again: only those that were best when this side was last
         searched, for the other side has moved little since.
