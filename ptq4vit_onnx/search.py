@@ -201,20 +201,16 @@ class ProductSearch:
         objective: of a matmul's right side, its sample of the product with the sides exchanged, or the whole product.
         """
         picked = [grid.pick(row.tolist()) for row in candidates]
-        exchanged = side == "rhs" and not self.weight and objective is not self.whole
-        if side == "lhs" or exchanged:
-            fixed = (
-                other.fake_quantize(objective.rhs)
-                if exchanged
-                else self.quantize_rhs(objective.rhs, other, picked[0])  # all of a grid ask the same of a weight
-            )
-            losses = [objective.loss(q.fake_quantize(objective.lhs), fixed, grid.groups, grid.axis) for q in picked]
+        if side == "rhs" and not self.weight and objective is not self.whole:
+            fixed = other.fake_quantize(objective.rhs)
+            pairs = ((q.fake_quantize(objective.lhs), fixed) for q in picked)
+        elif side == "lhs":
+            fixed = self.quantize_rhs(objective.rhs, other, picked[0])  # all of a grid ask the same of a weight
+            pairs = ((q.fake_quantize(objective.lhs), fixed) for q in picked)
         else:
             fixed = other.fake_quantize(objective.lhs)
-            losses = [
-                objective.loss(fixed, self.quantize_rhs(objective.rhs, q, other), grid.groups, grid.axis)
-                for q in picked
-            ]
+            pairs = ((fixed, self.quantize_rhs(objective.rhs, q, other)) for q in picked)
+        losses = [objective.loss(lhs, rhs, grid.groups, grid.axis) for lhs, rhs in pairs]
         return torch.stack(losses)
 
     def _is_cheap(self, grid: Grid) -> bool:
