@@ -18,6 +18,7 @@ import onnx_graphsurgeon as gs
 from ptq4vit_onnx.passes.a_pass import Pass, PassError
 from ptq4vit_onnx.passes.carry_bytes import CarryBytes
 from ptq4vit_onnx.passes.drop_no_ops import DropNoOps
+from ptq4vit_onnx.passes.drop_unread_rows import DropUnreadRows
 from ptq4vit_onnx.passes.embed_patches import EmbedPatches
 from ptq4vit_onnx.passes.find_products import FindProducts
 from ptq4vit_onnx.passes.fold_head_scales import FoldHeadScales
@@ -39,6 +40,7 @@ __all__ = ["PASSES", "PassError", "PassReport", "quantize"]
 PASSES: tuple[type[Pass], ...] = (
     FindProducts,  # first: refuses what cannot be quantised before anything is changed
     DropNoOps,  # early: the movements that are left are real ones
+    DropUnreadRows,  # while the float graph's shapes are whole, and its nodes in order
     EmbedPatches,  # Conv becomes MatMul, and
     UnifyProducts,  # so does Gemm: from here on there is one kind of product
     ShapeBiases,  # while the bias still stands right behind its product

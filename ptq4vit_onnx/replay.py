@@ -76,8 +76,9 @@ class Replay:
         held = _arranged(self._held.get(site), simulated)
         if held is None:
             raise ParityError(f"{site} has no output of shape {simulated.shape} in the ONNX model")
-        self.errors[site] = max(self.errors.get(site, 0.0), metrics.relative_error(held, simulated))
-        return simulated if site == self._last else held
+        error = metrics.relative_error(held, _rows_of(simulated, held))
+        self.errors[site] = max(self.errors.get(site, 0.0), error)
+        return simulated if site == self._last else _with_rows(simulated, held)
 
     @property
     def divergences(self) -> list[Divergence]:
@@ -109,7 +110,7 @@ def divergences(
     found = []
     for site, wanted in simulated.items():
         held = _arranged(outputs.get(site), np.asarray(wanted))
-        error = float("inf") if held is None else metrics.relative_error(held, np.asarray(wanted))
+        error = float("inf") if held is None else metrics.relative_error(held, _rows_of(np.asarray(wanted), held))
         found.append(Divergence(site, error, limit))
     return found
 
@@ -133,7 +134,12 @@ class _SiteOutputs:
 
 
 def _arranged(values: Array | None, like: Array) -> Array | None:
-    """values in the shape of `like`: a patch grid may be laid out flat, heads be folded into the batch."""
+    """values in the shape of `like`: a patch grid may be laid out flat, heads be folded into the batch.
+
+    A file computes only the first row [.., 1, columns] where nobody reads the others (see DropUnreadRows).
+    """
+    if values is not None and like.ndim >= 3 and values.shape == (*like.shape[:-2], 1, like.shape[-1]):
+        return values
     if values is None or values.size != like.size:
         return None
     if values.shape == like.shape:
@@ -141,3 +147,13 @@ def _arranged(values: Array | None, like: Array) -> Array | None:
     if like.ndim == 4 and values.ndim == 3 and values.shape[-1] == like.shape[1]:
         return values.swapaxes(1, 2).reshape(like.shape)
     return values.reshape(like.shape)
+
+
+def _rows_of(simulated: Array, held: Array) -> Array:
+    """Those rows of [.., rows, columns] that the file holds: all, or the first."""
+    return simulated if held.shape == simulated.shape else simulated[..., : held.shape[-2], :]
+
+
+def _with_rows(simulated: Array, held: Array) -> Array:
+    """`held`, and behind it the rows that only the simulator has."""
+    return np.concatenate([held, simulated[..., held.shape[-2] :, :]], -2) if held.shape != simulated.shape else held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,26 @@ def test_a_replay_names_the_site_whose_weight_scale_is_wrong(
     replay.show(vectors)
     replay("fc", site.lhs.fake_quantize(vectors) @ weight + small.bias)
     assert [item.passed for item in replay.divergences] == [passed]
+
+
+def test_a_replay_compares_and_hands_on_the_first_row_where_the_file_computes_no_other(
+    linear: Callable[..., Any], vectors: Array
+) -> None:
+    small = linear()
+    site = small.plan.sites["fc"]
+    weight = site.rhs.decode(ship_weight(small.weight, site.lhs, site.rhs)[0])
+    plan = replace(small.plan, sites={"fc": site, "head": site})  # so that fc is not the last site
+    small.model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "tokens"
+    simulated = (site.lhs.fake_quantize(vectors) @ weight + small.bias).astype(np.float32)
+    replay = Replay(small.model, plan)
+    replay.show(vectors[:, :1])
+    simulated[:, 1:] += 100  # rows that the file does not have
+    handed_on = replay("fc", simulated)
+    assert replay.first_divergent is None
+    assert np.array_equal(handed_on[:, 1:], simulated[:, 1:]) and not np.array_equal(handed_on, simulated)
+    replay.show(vectors[:, 1:2])  # the second row in the first one's place
+    replay("fc", simulated)
+    assert replay.first_divergent is not None
 
 
 def test_a_replay_refuses_a_site_of_another_shape(attention: Callable[..., Any], heads: Array) -> None:
