@@ -8,6 +8,8 @@ just covers the largest value on two made-up images. So the forms that `auto` ta
 sites took which is printed. All files of a model are timed in turns, in one process, with sleeping
 threads; times are medians and quartiles. Every file is proven before it is timed: all products on integer kernels,
 none can saturate, and each equals integer arithmetic on two images. --keep DIR: where files stay, and are taken from.
+Our files leave out rows that the head does not read (DropUnreadRows), the float file and `quantize_static` do not:
+`float-rows` is the float model with the same rows left out, so float over float-rows is what that alone gains.
 Figures for AVX2 without VNNI from a newer CPU: benchmarks/avx2_runtime.py.
 """
 
@@ -20,7 +22,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import onnx_graphsurgeon as gs
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -32,6 +36,8 @@ from ptq4vit_onnx.images import ImageSet, synthetic_images
 from ptq4vit_onnx.kernels import audit
 from ptq4vit_onnx.loading import LoadedModel, load, resolve
 from ptq4vit_onnx.options import Options
+from ptq4vit_onnx.passes.drop_unread_rows import DropUnreadRows
+from ptq4vit_onnx.passes.work import Work
 from ptq4vit_onnx.pipeline import save_model, versions
 from ptq4vit_onnx.plan import ScalePlan, SitePlan
 from ptq4vit_onnx.products import discover
@@ -47,8 +53,9 @@ IMAGES = 2
 MODELS = ("deit_t", "deit_s", "deit_b", "swin_t")
 TWINS = ("auto", "both", "softmax", "none")
 WIDTHS = (8, 6, 4)
-FLOAT, STATIC = "float", "static"
-VARIANTS = (*(f"{twin}/w{bits}a{bits}" for bits in WIDTHS for twin in TWINS), STATIC)
+FLOAT, ROWS, STATIC = "float", "float-rows", "static"
+UNPLANNED = (ROWS, STATIC)
+VARIANTS = (*(f"{twin}/w{bits}a{bits}" for bits in WIDTHS for twin in TWINS), *UNPLANNED)
 COLUMNS = ("model", "threads", "batch", "ms", "quartiles", "x float", "x quantize_static")
 
 
@@ -93,16 +100,27 @@ def open_subject(name: str, folder: Path) -> Subject:
 
 
 def build(subject: Subject, variants: Sequence[str]) -> None:
-    """Write what is missing: float.onnx, a plan and a model per variant, quantize_static's model."""
+    """Write what is missing: float.onnx, a plan and a model per variant, the cut float one, quantize_static's."""
     module, pixels = subject.model.module, torch.from_numpy(subject.images.images)
     if not subject.float_path.is_file():
         save_model(export_float(subject.model, discover(module, pixels[:1])), subject.float_path)
-    planned = [variant for variant in variants if variant != STATIC and not subject.path(variant).is_file()]
+    planned = [variant for variant in variants if variant not in UNPLANNED and not subject.path(variant).is_file()]
     calibrate(subject, [item for item in planned if not subject.path(item).with_suffix(".json").is_file()])
     for variant in planned:
         quantize_model(load_file(subject.float_path), subject.plan(variant), subject.path(variant))
+    if ROWS in variants and not subject.path(ROWS).is_file():
+        save_model(cut_rows(load_file(subject.float_path)), subject.path(ROWS))
     if STATIC in variants and not subject.path(STATIC).is_file():
         quantize_static_peer(subject.float_path, subject.images.images, subject.path(STATIC))
+
+
+def cut_rows(float_model: Any) -> Any:
+    """The float model without the rows that its head does not read."""
+    work = Work(gs.import_onnx(float_model), ScalePlan("float", "", "", {}, {}, {}))
+    DropUnreadRows().apply(work)
+    cut = gs.export_onnx(work.graph.cleanup().toposort())
+    cut.ir_version = float_model.ir_version
+    return cut
 
 
 def calibrate(subject: Subject, variants: Sequence[str]) -> None:
@@ -170,7 +188,7 @@ def print_profile(subject: Subject, variants: Sequence[str], runs: int) -> None:
 def measure(name: str, parsed: argparse.Namespace, folder: Path) -> None:
     subject, variants = open_subject(name, folder / name), parsed.variant
     build(subject, variants)
-    for variant in [item for item in variants if item != STATIC]:
+    for variant in [item for item in variants if item not in UNPLANNED]:
         proof = "not proven" if parsed.unproven else prove(subject, variant)
         print(f"{name} {variant}: {forms(subject.plan(variant))}; {proof}", flush=True)
     if parsed.profile:
