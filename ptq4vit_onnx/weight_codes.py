@@ -15,6 +15,7 @@ import numpy as np
 from ptq4vit_onnx.quantizers import Affine, Quantizer, Tensor, Uniform, spread
 
 INT16_MAX = 32767
+JUST_OVER_HALF = 0.502  # rounds half of an odd number away from zero, and does no harm up to 249
 
 
 def largest_lhs_code(lhs: Quantizer) -> int:
@@ -55,23 +56,12 @@ def make_pairs_safe(codes: Tensor, limit: int) -> Tensor:
         return codes
     even = codes.shape[0] // 2 * 2
     first, second = codes[0:even:2], codes[1:even:2]
-    excess = abs(first + second)
-    excess -= limit
-    where = (excess > 0).nonzero() if isinstance(codes, np.ndarray) else (excess > 0).nonzero(as_tuple=True)
-    if len(where[0]) == 0:
-        return codes
-    library = np if isinstance(codes, np.ndarray) else _torch()
-    one, other, excess = first[where], second[where], excess[where]  # few: nothing else needs to be looked at
-    half = library.ceil(excess * 0.5)
-    first[where] = one - library.copysign(half, one)
-    second[where] = other - library.copysign(excess - half, other)
+    total = first + second
+    excess = total - total.clip(-limit, limit)
+    half = (excess * JUST_OVER_HALF).round()  # away from zero
+    first -= half
+    second -= excess - half
     return codes
-
-
-def _torch() -> Any:
-    import torch
-
-    return torch
 
 
 def saturating_pairs(codes: np.ndarray[Any, Any], largest_code: int) -> int:
