@@ -30,7 +30,8 @@ from ptq4vit_onnx.loading import load, resolve
 from ptq4vit_onnx.objective import objective_of
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Quantizer
-from ptq4vit_onnx.search import Float, ProductSearch, Side
+from ptq4vit_onnx.samples import Side
+from ptq4vit_onnx.search import Float, ProductSearch
 from ptq4vit_onnx.tape import Recording, record
 
 

@@ -56,7 +56,7 @@ def plan_site(recording: Recording, options: Options) -> SitePlan:
     found = search.run(lhs_grids(main, options), rhs_grid, start)
     plan = SitePlan(
         site.kind, site.lhs_source, found.lhs, found.rhs, outliers,
-        losses={options.metric: found.loss / search.whole.out.numel()}, forms=found.forms,
+        losses={options.metric: found.loss / search.whole.size}, forms=found.forms,
     )  # fmt: skip
     return replace(plan, bias_correction=bias_correction(recording, plan)) if options.bias_correction else plan
 

@@ -23,10 +23,11 @@ from ptq4vit_onnx.grids import (
     twin_softmax_grid,
     uniform_grid,
 )
-from ptq4vit_onnx.objective import Objective, Sums, objective_of, subsample
+from ptq4vit_onnx.objective import Objective, Sums, objective_of
 from ptq4vit_onnx.options import Metric, Options
 from ptq4vit_onnx.plan import SitePlan
 from ptq4vit_onnx.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, spread
+from ptq4vit_onnx.samples import sample_rows
 from ptq4vit_onnx.site_evidence import Histogram, SearchCurve, SiteEvidence
 from ptq4vit_onnx.tape import Recording
 from ptq4vit_onnx.weight_codes import shipped
@@ -66,10 +67,11 @@ def collect(recording: Recording, plan: SitePlan, options: Options) -> SiteEvide
 
 def _draw(recording: Recording, seed: int) -> _Sample:
     whole = objective_of(recording, "hessian")
-    mean_square = _squared_norm(recording.grad) / whole.out.numel()
+    mean_square = _squared_norm(recording.grad) / whole.size
     plain = _random_part(recording, seed)
     if recording.site.rhs_is_weight:
-        weighted = subsample(whole, SAMPLE_ELEMENTS, seed)  # weighted up, so that it stands for all rows
+        rows = SAMPLE_ELEMENTS // max(whole.lhs.shape[-1], whole.rhs.shape[-1])
+        weighted, _ = sample_rows(whole, seed, rows)  # weighted up, so that it stands for all rows
         return _Sample(weighted, plain, weighted, mean_square)
     # A few images may carry most of a matmul's gradient. The damage is measured on all (matmuls are small).
     return _Sample(_heaviest_part(whole), plain, whole, mean_square)

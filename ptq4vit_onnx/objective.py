@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,7 +21,6 @@ from ptq4vit_onnx.grids import group_reduce
 from ptq4vit_onnx.options import Metric
 from ptq4vit_onnx.tape import Recording
 
-LEAST_ROWS = 8  # of each image or window that a sample of a matmul keeps
 CHUNK_ELEMENTS = 4_000_000  # outputs held at once while a candidate is measured: bounds memory, not results
 
 
@@ -64,13 +64,24 @@ class Objective:
         self, lhs: Tensor, rhs: Tensor, h: Tensor | None, metric: Metric, unit: float = 1.0, out: Tensor | None = None
     ) -> None:
         self.lhs, self.rhs, self.h, self.metric, self.unit = lhs, rhs, h, metric, unit
-        self.out = lhs @ rhs if out is None else out
+        if out is not None:
+            self.out = out
+
+    @cached_property
+    def out(self) -> Tensor:
+        """The float output; made when it is first asked for, because a search looks at samples of the product alone."""
+        return self.lhs @ self.rhs
+
+    @property
+    def size(self) -> int:
+        """How many elements the output has."""
+        return self.lhs.numel() // self.lhs.shape[-1] * self.rhs.shape[-1]
 
     @property
     def transposed(self) -> Objective:
         """The same matmul with its sides exchanged: rhs^T @ lhs^T."""
         h = None if self.h is None else self.h.mT
-        return Objective(self.rhs.mT, self.lhs.mT, h, self.metric, self.unit, self.out.mT)
+        return Objective(self.rhs.mT, self.lhs.mT, h, self.metric, self.unit)
 
     def chunks(self) -> Iterator[slice]:
         """Slices of the leading axis (rows of a linear, batches of a matmul)."""
@@ -119,45 +130,3 @@ def _squared_to_mean_one(grad: Tensor) -> tuple[Tensor, float]:
     h = (grad / largest).square_()
     mean = h.mean(dtype=torch.float64)
     return h.div_(mean.to(torch.float32)), float(mean) * float(largest) ** 2
-
-
-def subsample(objective: Objective, limit: int, seed: int) -> Objective:
-    """An objective of at most about `limit` elements on a side that ranks candidates as the whole one does.
-
-    It keeps the rows that weigh most and a random part of the others, weighted up to stand for all of them, so that
-    sums stay unbiased: of a linear from all its rows, of a matmul from the rows of each head of each image or window,
-    because there every one has a right side of its own.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    if objective.lhs.dim() > 2:
-        objective = _fewer_entries(objective, limit // LEAST_ROWS, generator)
-    rows = objective.lhs.shape[-2]
-    wanted = max(1, limit // max(1, objective.out.numel() // rows, objective.lhs.numel() // rows))
-    if wanted >= rows:
-        return objective
-    if objective.h is None:
-        index = torch.randperm(rows, generator=generator)[:wanted].sort().values
-        lhs = objective.lhs.index_select(-2, index)
-        return Objective(lhs, objective.rhs, None, objective.metric, objective.unit * rows / wanted)
-    energy = objective.lhs.square().mean(-1)
-    order = (objective.h.sum(-1) * (energy + energy.mean())).argsort(dim=-1, descending=True, stable=True)
-    heavy, light = wanted // 2, rows - wanted // 2
-    drawn = heavy + torch.randperm(light, generator=generator)[: wanted - heavy]
-    index = order[..., torch.cat([torch.arange(heavy), drawn])][..., None]
-    weight = torch.cat([torch.ones(heavy), torch.full((len(drawn),), light / len(drawn))])
-    lhs = objective.lhs.take_along_dim(index, -2)
-    h = objective.h.take_along_dim(index, -2) * weight[:, None]
-    return Objective(lhs, objective.rhs, h, objective.metric, objective.unit)
-
-
-def _fewer_entries(objective: Objective, limit: int, generator: torch.Generator) -> Objective:
-    """A matmul on random entries of its leading axis, so many that one row of each has at most `limit` elements."""
-    entries, rows = objective.out.shape[0], objective.lhs.shape[-2]
-    per_row = max(1, objective.out[0].numel() // rows, objective.lhs[0].numel() // rows)
-    wanted = max(1, limit // per_row)
-    if wanted >= entries:
-        return objective
-    index = torch.randperm(entries, generator=generator)[:wanted].sort().values
-    h = None if objective.h is None else objective.h[index]
-    unit = objective.unit * entries / wanted
-    return Objective(objective.lhs[index], objective.rhs[index], h, objective.metric, unit)

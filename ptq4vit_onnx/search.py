@@ -11,23 +11,20 @@ from __future__ import annotations
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ptq4vit_onnx import samples
 from ptq4vit_onnx.grids import Grid
-from ptq4vit_onnx.objective import Objective, subsample
+from ptq4vit_onnx.objective import Objective
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Quantizer, TwinGelu, TwinSoftmax, Uniform
-from ptq4vit_onnx.surrogate import lhs_terms, rank, rhs_terms
+from ptq4vit_onnx.samples import Side, Stages
+from ptq4vit_onnx.surrogate import lhs_terms, rank
 from ptq4vit_onnx.weight_codes import pair_limit, shipped
 
-Side = Literal["lhs", "rhs"]
-# How many elements of a side or of the output each stage looks at, and how many candidates it leaves.
-RANK_ELEMENTS, RANKED = 4_000_000, 50  # by an estimate
-GLANCE_ELEMENTS, GLANCED = 400_000, 8  # exactly
-VERIFY_ELEMENTS = 2_000_000  # exactly
+RANKED = 40  # candidates of an activation next to a weight that an estimate leaves
 SHORTLIST = 20  # candidates that later rounds look at again
 CHEAP = 1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
 
@@ -67,7 +64,7 @@ class Float:
 
 @dataclass(frozen=True)
 class Found:
-    """The best quantizers of both sides, and the loss on all recorded rows (per group of the rhs, summed).
+    """The best quantizers of both sides, and the loss on all recorded rows; of a fast search an estimate of it.
 
     forms: where several forms of the left side were compared, by quantizer class: the expected damage of the best pair
     of each in nats per image (Hessian metric), or its loss.
@@ -86,18 +83,13 @@ class ProductSearch:
         self.whole, self.options, self.weight = objective, options, weight
         self._alone: dict[int, Uniform] = {}
         self._shortlists: dict[Side, Tensor] = {}
-        self._damages: dict[tuple[Quantizer, Uniform], float] = {}
-        self.ranked = objective
-        self.stages: dict[Side, tuple[Objective, Objective]] = {}
-        if options.search == "fast":
-            self.stages = {"lhs": self._samples(objective)}
-            self.stages["rhs"] = self.stages["lhs"] if weight else self._samples(objective.transposed)
-            self.ranked = subsample(objective, RANK_ELEMENTS, options.seed) if weight else objective
+        self._losses: dict[tuple[Quantizer, Uniform], float] = {}
+        self._stages: dict[Side, Stages] = {}
 
-    def _samples(self, objective: Objective) -> tuple[Objective, Objective]:
-        """A few rows and more rows of the side that is searched."""
-        seed = self.options.seed
-        return subsample(objective, GLANCE_ELEMENTS, seed), subsample(objective, VERIFY_ELEMENTS, seed)
+    def stages(self, side: Side) -> Stages:
+        if side not in self._stages:
+            self._stages[side] = samples.stages_of(self.whole, self.weight, side, self.options.seed)
+        return self._stages[side]
 
     def run(self, lhs_grids: Sequence[Grid], rhs_grid: Grid, start: Uniform) -> Found:
         """The best pair of quantizers over all forms of the left side; `start` is the right side to begin with.
@@ -126,7 +118,7 @@ class ProductSearch:
         """The cheapest of the pairs, one for each form."""
         best = min(pairs, key=self._priced) if len(pairs) > 1 else pairs[0]
         forms = {type(pair[0]).__name__: self._damage(pair) for pair in pairs} if len(pairs) > 1 else {}
-        return Found(*best, float(self.loss(self.whole, *best, 1, -1)), forms)
+        return Found(*best, self._loss_of(*best), forms)
 
     def apart(self, lhs_grid: Grid, rhs_grid: Grid) -> tuple[Quantizer, Uniform]:
         """Each side by itself, the other one in float. Left forms that allow the same weights share the right side."""
@@ -164,72 +156,97 @@ class ProductSearch:
 
     def _damage(self, pair: tuple[Quantizer, Uniform]) -> float:
         """Expected, in nats per image, under the Hessian metric; of another metric its loss."""
-        if pair not in self._damages:
-            _, verified = self.stages.get("lhs", (self.whole, self.whole))
-            loss = float(self.loss(verified, *pair, 1, -1))
-            nats = verified.unit / 2 / self.options.images
-            self._damages[pair] = loss * nats if self.options.metric == "hessian" else loss
-        return self._damages[pair]
+        loss = self._loss_of(*pair)
+        return loss * self.whole.unit / 2 / self.options.images if self.options.metric == "hessian" else loss
+
+    def _loss_of(self, lhs: Quantizer, rhs: Uniform) -> float:
+        """On all recorded rows; fast: on the largest sample, scaled up to stand for them."""
+        if (lhs, rhs) not in self._losses:
+            self._losses[lhs, rhs] = self._measure_pair(lhs, rhs)
+        return self._losses[lhs, rhs]
+
+    def _measure_pair(self, lhs: Quantizer, rhs: Uniform) -> float:
+        if self.options.search == "exhaustive":
+            return float(self.loss(self.whole, lhs, rhs, 1, -1))
+        stages = self.stages("lhs")
+        sample = stages.samples[0]
+        fixed = sample.mix(self.quantize_rhs(stages.fixed, rhs, lhs))
+        loss = float(sample.objective.loss(lhs.fake_quantize(sample.objective.lhs), fixed, 1, -1))
+        is_a_sum = self.options.metric in ("hessian", "mse")
+        return loss * sample.objective.unit / self.whole.unit if is_a_sum and self.whole.unit else loss
 
     def search(self, side: Side, grid: Grid, other: Quantizer | Float, again: bool = False) -> Quantizer:
         """The best candidate of `grid` for one side, the other side fixed.
 
-        Fast: next to a weight, an estimate leaves half of the candidates; a few rows leave the best of these; more rows
-        decide. The estimate leaves out errors that add up in step. In a product of two activations that is not a
-        matter of small differences (blocks.0.attn.qk of ViT-T at four bits: 50 times the smallest loss), so there the
-        few rows, which cost little, see all candidates. again: only those that were best when this side was last
-        searched, for the other side has moved little since.
+        Fast: samples of the product, the smallest first, each leave the best few to the next. For an activation next
+        to a weight, whose samples cost most, an estimate leaves some before. It does not see errors that add up in
+        step, which in a product of two activations is not a matter of small differences (blocks.0.attn.qk of ViT-T at
+        four bits: 50 times the smallest loss). again: only those that were best when this side was last searched, for
+        the other side has moved little since.
         """
         order = torch.arange(grid.count)[:, None].expand(-1, grid.groups)
-        decisive = self.whole
-        if self.options.search == "fast" and not self._is_cheap(grid):
-            if again:
-                order = self._shortlists[side]
-            elif self.weight:
-                order = self.rank(side, grid, other).argsort(dim=0, stable=True)[:RANKED]
-            glanced, decisive = self.stages[side]
-            order = _best(order, self.measure(glanced, side, grid, other, order), SHORTLIST)
-            self._shortlists[side], order = order, order[:GLANCED]
-        best = _best(order, self.measure(decisive, side, grid, other, order), 1)
-        return grid.pick(best[0].tolist())
+        if self.options.search == "exhaustive" or self._is_cheap(grid):
+            fixed = self._round(side, other, self.whole.rhs if side == "lhs" else self.whole.lhs, grid)
+            order = _best(order, self.measure(self.whole, side, fixed, grid, other, order), 1)
+        else:
+            order = self._narrow(side, grid, other, self._shortlists[side] if again else order)
+        return grid.pick(order[0].tolist())
+
+    def _narrow(self, side: Side, grid: Grid, other: Quantizer | Float, order: Tensor) -> Tensor:
+        """The best of the candidates `order` [n, groups] of one side, sample by sample: [1, groups]."""
+        stages = self.stages(side)
+        whole = self._round(side, other, stages.fixed, grid)
+        estimated = self.weight and side == "lhs" and len(order) > RANKED
+        if estimated:
+            estimates = self.rank(grid, stages.samples[1].objective, whole, other)
+            order = _best(order, estimates.gather(0, order), RANKED)
+        varied: Side = side if self.weight else "lhs"  # of a matmul's right side, the samples have the sides exchanged
+        smallest_first = list(zip(stages.samples, stages.mixed(whole), strict=True))[::-1]
+        for turn, (sample, fixed) in enumerate(smallest_first):
+            if len(order) > 1:
+                places = self.measure(sample.objective, varied, fixed, grid, other, order)
+                if turn == 0 and estimated:  # by the estimate or by the sample, whichever thinks better of it
+                    places = places.argsort(dim=0, stable=True).argsort(dim=0)
+                    places = places.minimum(torch.arange(len(order))[:, None])
+                order = _best(order, places, len(order))
+            if turn == 0:
+                self._shortlists[side] = order[:SHORTLIST]
+            order = order[: sample.leaves(grid.count)]
+        return order
+
+    def _round(self, side: Side, other: Quantizer | Float, fixed: Tensor, grid: Grid) -> Tensor:
+        """The fixed side, rounded once for all candidates: those of a grid ask the same of a weight next to them."""
+        if side == "lhs" and self.weight:
+            return self.quantize_rhs(fixed, other, grid.pick([0] * grid.groups))
+        return other.fake_quantize(fixed)
 
     def measure(
-        self, objective: Objective, side: Side, grid: Grid, other: Quantizer | Float, candidates: Tensor
+        self,
+        product: Objective,
+        varied: Side,
+        fixed: Tensor,
+        grid: Grid,
+        other: Quantizer | Float,
+        candidates: Tensor,
     ) -> Tensor:
-        """Exact losses, shaped as `candidates` [n, groups]: each row is one quantizer. The other side is rounded once.
+        """Losses on `product`, shaped as `candidates` [n, groups]: each row is one quantizer of its `varied` side.
 
-        objective: of a matmul's right side, its sample of the product with the sides exchanged, or the whole product.
+        fixed: its other side, rounded by `other`.
         """
-        picked = [grid.pick(row.tolist()) for row in candidates]
-        if side == "rhs" and not self.weight and objective is not self.whole:
-            fixed = other.fake_quantize(objective.rhs)
-            pairs = ((q.fake_quantize(objective.lhs), fixed) for q in picked)
-        elif side == "lhs":
-            fixed = self.quantize_rhs(objective.rhs, other, picked[0])  # all of a grid ask the same of a weight
-            pairs = ((q.fake_quantize(objective.lhs), fixed) for q in picked)
+        picked = (grid.pick(row.tolist()) for row in candidates)
+        if varied == "lhs":
+            pairs = ((q.fake_quantize(product.lhs), fixed) for q in picked)
         else:
-            fixed = other.fake_quantize(objective.lhs)
-            pairs = ((fixed, self.quantize_rhs(objective.rhs, q, other)) for q in picked)
-        losses = [objective.loss(lhs, rhs, grid.groups, grid.axis) for lhs, rhs in pairs]
-        return torch.stack(losses)
+            pairs = ((fixed, self.quantize_rhs(product.rhs, q, other)) for q in picked)
+        return torch.stack([product.loss(lhs, rhs, grid.groups, grid.axis) for lhs, rhs in pairs])
 
     def _is_cheap(self, grid: Grid) -> bool:
-        return grid.count * self.whole.out.numel() * self.whole.lhs.shape[-1] <= CHEAP
+        return grid.count * self.whole.size * self.whole.lhs.shape[-1] <= CHEAP
 
-    def rank(self, side: Side, grid: Grid, other: Quantizer | Float) -> Tensor:
-        """Estimated losses [count, groups] of all candidates of a product with a weight."""
-        objective = self.ranked
-        if side == "lhs":
-            form = grid.pick([0] * grid.groups)  # all candidates of a grid ask the same of the weights next to them
-            rhs = None if isinstance(other, Float) else self.quantize_rhs(objective.rhs, other, form)
-            return rank(objective, objective.lhs, grid, lhs_terms(objective, rhs, grid.groups, grid.axis))
-        lhs = None if isinstance(other, Float) else other.fake_quantize(objective.lhs)
-        terms = rhs_terms(objective, lhs, grid.groups, grid.axis)
-
-        def ship(x: Tensor, candidate: int) -> Tensor:
-            return self.quantize_rhs(x, grid.pick([candidate] * grid.groups), other)
-
-        return rank(objective, objective.rhs, grid, terms, ship)
+    def rank(self, grid: Grid, objective: Objective, rhs: Tensor, other: Quantizer | Float) -> Tensor:
+        """Estimated losses [count, groups] of all candidates of an activation next to the weight `rhs`."""
+        terms = lhs_terms(objective, None if isinstance(other, Float) else rhs, grid.groups, grid.axis)
+        return rank(objective, objective.lhs, grid, terms)
 
     def loss(
         self, objective: Objective, lhs: Quantizer | Float, rhs: Quantizer | Float, groups: int, axis: int

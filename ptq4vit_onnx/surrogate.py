@@ -1,6 +1,6 @@
-"""Ranking all candidates of one side with a handful of products instead of one product each.
+"""Ranking all candidates of the left side with a handful of products instead of one product each.
 
-With the other side fixed and quantised (B), e = Q(x) - x on the side searched and E0 = x B - x rhs the error that is
+With the right side fixed and quantised (B), e = Q(x) - x on the left side and E0 = x B - x rhs the error that is
 there already, the output moves by d = e B + E0. So, for weights h on the output:
 
     sum h d^2  =  sum h (e B)^2  +  2 sum e * ((h * E0) B^T)  +  sum h E0^2
@@ -14,7 +14,6 @@ the bins' moments give the sums, and a candidate costs the bins alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,24 +47,12 @@ class Terms:
 
 def lhs_terms(objective: Objective, rhs: Tensor | None, groups: int, axis: int) -> Terms:
     """The terms for searching the left side with the right side quantised to `rhs`; None: left in float."""
-    error = None if rhs is None else objective.lhs @ rhs - objective.out
+    error = None if rhs is None else objective.lhs @ rhs - objective.out  # E0; float: the output is right but for e
     other = objective.rhs if rhs is None else rhs
-    return _terms(objective, error, other.transpose(-1, -2), "lhs", groups, axis)
-
-
-def rhs_terms(objective: Objective, lhs: Tensor | None, groups: int, axis: int) -> Terms:
-    """The terms for searching the right side with the left side quantised to `lhs`; None: left in float."""
-    error = None if lhs is None else lhs @ objective.rhs - objective.out
-    other = objective.lhs if lhs is None else lhs
-    return _terms(objective, error, other.transpose(-1, -2), "rhs", groups, axis)
-
-
-def _terms(objective: Objective, error: Tensor | None, other: Tensor, side: str, groups: int, axis: int) -> Terms:
-    """error: E0, None where the other side is float: then the output is right but for e."""
 
     def pull(output: Tensor, factor: Tensor) -> Tensor:
         """An output-shaped weight, carried back to the side that is searched."""
-        return output @ factor if side == "lhs" else factor @ output
+        return output @ factor.mT
 
     def total(x: Tensor | None) -> Tensor:
         return torch.zeros(groups, dtype=torch.float64) if x is None else group_reduce(x, groups, axis, "sum").double()
@@ -85,16 +72,9 @@ def _terms(objective: Objective, error: Tensor | None, other: Tensor, side: str,
     return Terms(quad, cross, pull(out, other), ones, offsets)
 
 
-Apply = Callable[[Tensor, int], Tensor]
-
-
-def rank(objective: Objective, x: Tensor, grid: Grid, terms: Terms, apply: Apply | None = None) -> Tensor:
-    """The estimated metric of every candidate, float64 [count, groups].
-
-    apply(x, candidate): how a candidate changes x where that is not element by element (weights made pair-safe);
-    such tensors are not binned.
-    """
-    found = iter(_sums_binned(x, grid, terms) if apply is None else _sums_elementwise(x, grid, terms, apply))
+def rank(objective: Objective, x: Tensor, grid: Grid, terms: Terms) -> Tensor:
+    """The estimated metric of every candidate, float64 [count, groups]."""
+    found = iter(_sums_binned(x, grid, terms))
     squares = next(found)
     none = torch.zeros_like(squares)
     cross, dot, total = (none if term is None else next(found) for term in (terms.cross, terms.dot, terms.total))
@@ -105,19 +85,8 @@ def rank(objective: Objective, x: Tensor, grid: Grid, terms: Terms, apply: Apply
     ).value(objective.metric)  # fmt: skip
 
 
-def _sums_elementwise(x: Tensor, grid: Grid, terms: Terms, apply: Apply) -> list[Tensor]:
-    """sum e^2 quad and each sum e linear for every candidate, each [count, groups]."""
-    tables: list[list[Tensor]] = []
-    for candidate in range(grid.count):
-        error = apply(x, candidate).sub_(x)
-        sums = [linear * error for linear in terms.linear]
-        sums.insert(0, error.square_().mul_(terms.quad))
-        tables.append([group_reduce(product, grid.groups, grid.axis, "sum").double() for product in sums])
-    return [torch.stack(column) for column in zip(*tables, strict=True)]
-
-
 def _sums_binned(x: Tensor, grid: Grid, terms: Terms) -> list[Tensor]:
-    """The same from moments in bins; groups lie on axis -3 (heads), or there is one."""
+    """sum e^2 quad and each sum e linear for every candidate, each [count, groups]; groups: heads (axis -3), or one."""
     parts = [_by_group(tensor, grid.groups, grid.axis) for tensor in (x, terms.quad, *terms.linear)]
     columns = [_sums_of_group(grid, group, *(part[group] for part in parts)) for group in range(grid.groups)]
     return [torch.stack(tables, dim=1) for tables in zip(*columns, strict=True)]

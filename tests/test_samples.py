@@ -1,0 +1,173 @@
+"""Samples of a product: what they keep, and that their losses stand for the whole one's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ptq4vit_onnx.objective import Objective
+from ptq4vit_onnx.quantizers import Uniform
+from ptq4vit_onnx.samples import (
+    MOST_ENTRIES,
+    draw,
+    fewer_entries,
+    fixed_rows,
+    mix_of_rows,
+    mixed_rows,
+    rows_and_mixed_columns,
+    rows_of,
+    sample_rows,
+    stages_of,
+    sums_of_neighbours,
+)
+
+round_off = Uniform(5, (0.25,)).fake_quantize
+
+
+def product(rows: int = 4000, heads: int = 0, batch: int = 6, seed: int = 0, metric: str = "hessian") -> Objective:
+    """A linear, or with heads a matmul of images that weigh very differently."""
+    generator = torch.Generator().manual_seed(seed)
+    leading = (batch, heads) if heads else ()
+    lhs = torch.randn(*leading, rows, 24, generator=generator)
+    rhs = torch.randn(*leading, 24, 16, generator=generator)
+    h = torch.randn(*leading, rows, 16, generator=generator).pow(6)
+    if heads:
+        h = h * torch.rand(batch, 1, 1, 1, generator=generator).pow(4)
+    return Objective(lhs, rhs, h if metric == "hessian" else None, metric)  # type: ignore[arg-type]
+
+
+def loss_of_lhs(objective: Objective, rhs: Tensor) -> float:
+    return float(objective.loss(round_off(objective.lhs), rhs, 1, -1))
+
+
+def test_sums_of_neighbours_by_hand() -> None:
+    x = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])
+    factors = torch.tensor([1.0, -1.0, 0.5])
+    assert sums_of_neighbours(factors, x, 2).tolist() == [[-1.0, -10.0], [1.5, 15.0]]
+    assert sums_of_neighbours(factors, x, 3).tolist() == [[0.5, 5.0]]
+    pair = torch.stack([x, 2 * x])[None]
+    sums = sums_of_neighbours(torch.stack([factors, factors])[None], pair, 2)
+    assert sums.tolist() == [[[[-1.0, -10.0], [1.5, 15.0]], [[-2.0, -20.0], [3.0, 30.0]]]]
+
+
+def test_rows_of_each_head_are_its_own() -> None:
+    x = torch.arange(2 * 3 * 4 * 2.0).reshape(2, 3, 4, 2)
+    index = torch.tensor([[[0, 3], [1, 1], [2, 0]], [[3, 2], [0, 0], [1, 3]]])
+    torch.testing.assert_close(rows_of(x, index), x.take_along_dim(index[..., None], -2))
+
+
+def test_a_mix_keeps_the_heaviest_rows_and_adds_up_all_others() -> None:
+    objective = product(rows=100)
+    assert objective.h is not None
+    objective.h[41] = 1e4
+    mix = mix_of_rows(objective, 20, seed=0)
+    assert mix is not None
+    mixed = mix(objective.lhs)
+    assert mixed.shape == (20, 24)
+    torch.testing.assert_close(mixed[0], objective.lhs[41])
+    assert int((mix.factors == 0).sum()) == 10  # these stand by themselves; every other row is in a sum
+    light = mix.factors[:10] != 0
+    expected = (mix.factors[:10, None] * objective.lhs[:10])[light].sum(0)
+    torch.testing.assert_close(mixed[10], expected)
+
+
+def test_a_mix_has_the_loss_of_the_whole_on_average() -> None:
+    objective = product(rows=600)
+    rhs = round_off(objective.rhs)
+    whole = float(objective.loss(objective.lhs, rhs, 1, -1))
+    samples = [mixed_rows(objective, seed, 64) for seed in range(40)]
+    losses = [float(s.objective.loss(s.mix(objective.lhs), rhs, 1, -1)) for s in samples]
+    assert sum(losses) / len(losses) == pytest.approx(whole, rel=0.03)
+    assert max(abs(loss / whole - 1) for loss in losses) < 0.5
+
+
+def test_a_rounded_fixed_side_is_mixed_like_the_float_one() -> None:
+    objective = product(rows=600)
+    sample = mixed_rows(objective, 0, 64)
+    torch.testing.assert_close(sample.mix(objective.lhs), sample.objective.lhs)
+    torch.testing.assert_close(sample.mix(objective.out), sample.objective.out, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("metric", ["hessian", "mse", "cosine", "pearson"])
+def test_rows_and_mixed_columns_have_the_loss_of_the_whole(metric: str) -> None:
+    objective = product(rows=60, heads=3, batch=16, metric=metric)
+    sample = rows_and_mixed_columns(objective, 0, 30, 8)
+    assert sample.objective.lhs.shape == (16, 3, 30, 24)
+    unit = sample.objective.unit if metric in ("hessian", "mse") else 1.0  # the others are no sums
+    part = loss_of_lhs(sample.objective, sample.mix(objective.rhs))
+    assert part * unit == pytest.approx(loss_of_lhs(objective, objective.rhs), rel=0.15)
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0])
+def test_sampled_rows_stay_close_to_the_whole_loss(power: float) -> None:
+    objective = product()
+    part, index = sample_rows(objective, 0, 1000, power)
+    assert index is not None and part.lhs.shape[0] == 1000
+    torch.testing.assert_close(part.lhs, objective.lhs[index])
+    assert loss_of_lhs(part, part.rhs) == pytest.approx(loss_of_lhs(objective, objective.rhs), rel=0.1)
+
+
+def test_the_rows_a_weight_is_searched_on_are_taken_from_the_rounded_side_too() -> None:
+    objective = product(rows=600)
+    sample = fixed_rows(objective, 0, 64)
+    torch.testing.assert_close(sample.mix(round_off(objective.lhs)), round_off(sample.objective.lhs))
+
+
+def test_sampled_rows_of_a_matmul_are_of_every_image_and_head_the_heaviest_among_them() -> None:
+    objective = product(rows=20, heads=3, batch=4)
+    assert objective.h is not None
+    objective.h[2, 1, 7] *= 1000
+    part, _ = sample_rows(objective, 0, 10)
+    assert part.lhs.shape == (4, 3, 10, 24)
+    assert any(torch.equal(row, objective.lhs[2, 1, 7]) for row in part.lhs[2, 1])
+
+
+def test_chances_go_with_weights_and_add_up() -> None:
+    weights = torch.tensor([1000.0, 3.0, 2.0, 1.0, 1.0, 1.0])
+    drawn = [draw(weights, 3, seed) for seed in range(400)]
+    assert all(len(set(index.tolist())) == 3 and 0 in index for index, _ in drawn)
+    counts = torch.stack([torch.bincount(index, minlength=6) for index, _ in drawn]).double().mean(0)
+    assert counts[0] == 1 and counts.sum() == 3
+    estimates = torch.stack([(weights[index] * factors).sum() for index, factors in drawn])
+    assert estimates.mean().item() == pytest.approx(weights.sum().item(), rel=0.02)
+
+
+def test_rows_without_any_weight_can_still_be_drawn() -> None:
+    index, factors = draw(torch.zeros(2, 5), 2, seed=0)
+    assert index.shape == (2, 2) and bool(factors.isfinite().all())
+
+
+@pytest.mark.parametrize("metric", ["hessian", "mse"])
+def test_of_many_windows_the_heaviest_and_some_others_stand_for_all(metric: str) -> None:
+    objective = product(rows=4, heads=3, batch=2 * MOST_ENTRIES // 3, metric=metric)
+    part = fewer_entries(objective, seed=0)
+    assert part.lhs.shape[0] == MOST_ENTRIES // 3
+    if objective.h is not None:
+        heaviest = int(objective.h.sum((1, 2, 3)).argmax())
+        assert any(torch.equal(window, objective.lhs[heaviest]) for window in part.lhs)
+    whole = loss_of_lhs(objective, objective.rhs) * objective.unit
+    assert loss_of_lhs(part, part.rhs) * part.unit == pytest.approx(whole, rel=0.1)
+
+
+@pytest.mark.parametrize(("weight", "side"), [(True, "lhs"), (True, "rhs"), (False, "lhs"), (False, "rhs")])
+def test_stages_shrink_and_their_fixed_sides_fit(weight: bool, side: str) -> None:
+    objective = product(rows=5000) if weight else product(rows=200, heads=2)
+    stages = stages_of(objective, weight, side, seed=0)  # type: ignore[arg-type]
+    sizes = []
+    for sample, fixed in zip(stages.samples, stages.mixed(stages.fixed), strict=True):
+        expected = sample.objective.lhs if weight and side == "rhs" else sample.objective.rhs
+        torch.testing.assert_close(fixed, expected)
+        sizes.append(sample.objective.size)
+    assert sizes == sorted(sizes, reverse=True) and sizes[-1] < sizes[0]
+
+
+def test_of_few_candidates_fewer_are_left() -> None:
+    small = stages_of(product(rows=200, heads=2), False, "lhs", seed=0).samples[-1]
+    assert small.leaves(100) == 26 and small.leaves(11) == 3 and small.leaves(1) == 1
+
+
+def test_a_product_smaller_than_a_sample_is_taken_whole() -> None:
+    objective = product(rows=30)
+    assert sample_rows(objective, 0, 30) == (objective, None)
+    assert mixed_rows(objective, 0, 64).objective is objective
