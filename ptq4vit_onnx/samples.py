@@ -1,15 +1,15 @@
 """Small products that rank candidates as the whole one does.
 
-With the candidate Q, the other side rounded to B and o = x rhs, the loss is sum h d^2 of d = Q(x) B - o. Q is not
-linear, so of the side that is searched rows can only be left out. But d is linear in B, and so the columns of B (next
-to a weight: the rows of the left side) can be added up, each with a random sign s and the root of its weight a:
+With the candidate Q, the other side rounded to B and o = x rhs, the loss is sum h d^2 of d = Q(x) B - o. Rows of the
+product can be left out: they are drawn by what they weigh, and weighted up by the inverse of their chance. In a product
+of two activations, each head of each image is a product of its own. There d is linear in B, and so the columns of B can
+be added up, each with a random sign s and the root of its weight a:
 
     E (sum_j s_j sqrt(a_j) d_j)^2  =  sum_j a_j d_j^2
 
-Such sums see everything, and what they get wrong they get wrong for all candidates alike: 64 sums rank a weight's
-candidates as well as 256 rows do (DeiT-T at eight bits). Only the columns of a weight are not added up. One such sum
-would serve all rows, and where the rows' errors go in step nothing averages out (1024 rows and 64 sums: 9 of 20
-searches within 1 %; all columns: 19). The rows that weigh most stand by themselves in either case.
+Such sums see all columns, and what they get wrong averages out over heads and images: 32 of them do what 64 columns do
+(DeiT-T). Not so next to a weight, where one set of sums would serve all rows: a weight that is clipped errs most for
+those tokens to which it matters, and a sum weighs its tokens alike.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 from ptq4vit_onnx.objective import Objective
 
 Side = Literal["lhs", "rhs"]
-MOST_ENTRIES = 1024  # heads of images or windows that a sample of a matmul looks at
+MOST_HEADS = 1024  # of images or windows that the largest sample of a matmul looks at
 ROWS_FOR_A_SUM = 8  # where rows cannot be added up
 FLOOR, SETTLED = 0.1, 10  # of chances to be drawn: the least weight, as part of the mean; and steps until they add up
 
@@ -44,19 +44,22 @@ class Sample:
 
 @dataclass(frozen=True)
 class Stages:
-    """What the search of one side looks at: samples, the largest first, each of them taken from the one before.
+    """What the search of one side looks at: samples, the largest first.
 
-    fixed: the whole other side, in float. Of a matmul's right side, all have the sides exchanged.
+    fixed: the whole other side, in float. nested: each sample is taken from the one before. Of a matmul's right side,
+    all have the sides exchanged.
     """
 
     fixed: Tensor
     samples: tuple[Sample, ...]
+    nested: bool
 
     def mixed(self, fixed: Tensor) -> Iterator[Tensor]:
         """The fixed side of each sample, the whole one being rounded to `fixed`."""
         for sample in self.samples:
-            fixed = sample.mix(fixed)
-            yield fixed
+            mixed = sample.mix(fixed)
+            fixed = mixed if self.nested else fixed
+            yield mixed
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ def mix_of_rows(objective: Objective, count: int, seed: int) -> Mix | None:
 
 
 def mixed_rows(objective: Objective, seed: int, count: int) -> Sample:
-    """All of the right side next to a mix of the left side's rows: for the search of a weight."""
+    """All of the right side next to a mix of the left side's rows."""
     if objective.metric == "pearson":  # asks for sum d, which signs do not keep
         return fixed_rows(objective, seed, ROWS_FOR_A_SUM * count)
     mix = mix_of_rows(objective, count, seed)
@@ -136,11 +139,15 @@ def searched_rows(objective: Objective, seed: int, count: int, power: float = 1.
     return Sample(sample_rows(objective, seed, count, power)[0], _as_it_is)
 
 
-def rows_and_mixed_columns(objective: Objective, seed: int, rows: int, count: int) -> Sample:
-    """Rows of the left side next to a mix of the right side's columns: for the search of one of two activations."""
-    part, _ = sample_rows(objective, seed, rows)
+def rows_and_mixed_columns(objective: Objective, seed: int, rows: int, count: int, share: float = 1.0) -> Sample:
+    """Rows of the left side next to a mix of the right side's columns: for the search of one of two activations.
+
+    share: what part of the images or windows to look at.
+    """
+    part, entries = sample_entries(objective, seed, round(share * objective.lhs.shape[0]))
+    part, _ = sample_rows(part, seed, rows)
     mixed = mixed_rows(part.transposed, seed, count)
-    return Sample(mixed.objective.transposed, lambda rhs: mixed.mix(rhs.mT).mT)
+    return Sample(mixed.objective.transposed, lambda rhs: mixed.mix((rhs if entries is None else rhs[entries]).mT).mT)
 
 
 def _as_it_is(fixed: Tensor) -> Tensor:
@@ -167,19 +174,18 @@ def sample_rows(objective: Objective, seed: int, count: int, power: float = 1.0)
     return Objective(rows_of(objective.lhs, index), objective.rhs, h, objective.metric, unit), index
 
 
-def fewer_entries(objective: Objective, seed: int) -> Objective:
-    """A matmul on some of its images or windows, so that no more than MOST_ENTRIES heads remain; chosen like rows."""
-    entries, heads = objective.lhs.shape[:2]
-    count = max(2, MOST_ENTRIES // heads)
+def sample_entries(objective: Objective, seed: int, count: int) -> tuple[Objective, Tensor | None]:
+    """A matmul on `count` of its images or windows, drawn like rows; and which (None: all)."""
+    entries = objective.lhs.shape[0]
     if count >= entries:
-        return objective
+        return objective, None
     if objective.h is None:
         index = torch.randperm(entries, generator=torch.Generator().manual_seed(seed))[:count].sort().values
         h, unit = None, objective.unit * entries / count
     else:
         index, factors = draw(objective.h.sum((1, 2, 3)), count, seed)
         h, unit = objective.h[index] * factors[:, None, None, None], objective.unit
-    return Objective(objective.lhs[index], objective.rhs[index], h, objective.metric, unit)
+    return Objective(objective.lhs[index], objective.rhs[index], h, objective.metric, unit), index
 
 
 def draw(weights: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -212,23 +218,14 @@ def _row_weights(objective: Objective) -> Tensor:
 
 
 # The samples of one search, the largest first: how they are taken, and the most candidates each leaves to the next
-# larger one. The largest is drawn less sharply than the others. Sums of rows are cheap and see all of them, but weigh
-# the rows of a sum alike; a clipped weight errs most for those tokens to which it matters. So they do not decide.
-Take = Callable[..., Sample]
-WEIGHT: tuple[tuple[Take, tuple[float, ...], int], ...] = (
-    (fixed_rows, (1024, 0.5), 1),
-    (fixed_rows, (256,), 5),
-    (mixed_rows, (64,), 14),
-)
-INPUT: tuple[tuple[Take, tuple[float, ...], int], ...] = (
-    (searched_rows, (2048, 0.5), 1),
-    (searched_rows, (512,), 3),
-    (searched_rows, (96,), 12),
-)
-MATMUL: tuple[tuple[Take, tuple[float, ...], int], ...] = (
-    (rows_and_mixed_columns, (96, 48), 1),
-    (rows_and_mixed_columns, (48, 24), 10),
-    (rows_and_mixed_columns, (16, 12), 30),
+# larger one. Next to a weight all are drawn from all rows; a matmul's are drawn each from the one before.
+Steps = tuple[tuple[Callable[..., Sample], tuple[float, ...], int], ...]
+WEIGHT: Steps = ((fixed_rows, (1280, 0.5), 1), (fixed_rows, (320, 0.5), 4), (fixed_rows, (96,), 12))
+INPUT: Steps = ((searched_rows, (2048, 0.5), 1), (searched_rows, (768, 0.5), 4), (searched_rows, (128, 0.5), 12))
+MATMUL: Steps = (
+    (rows_and_mixed_columns, (96, 64), 1),
+    (rows_and_mixed_columns, (64, 24), 10),
+    (rows_and_mixed_columns, (20, 12, 0.5), 36),
 )
 
 
@@ -237,12 +234,12 @@ def stages_of(objective: Objective, weight: bool, side: Side, seed: int) -> Stag
     if weight:
         fixed, steps = (objective.rhs, INPUT) if side == "lhs" else (objective.lhs, WEIGHT)
     else:
-        objective = fewer_entries(objective, seed)
+        objective, _ = sample_entries(objective, seed, max(2, MOST_HEADS // objective.lhs.shape[1]))
         objective = objective if side == "lhs" else objective.transposed
         fixed, steps = objective.rhs, MATMUL
     samples = []
     for step, (take, sizes, most) in enumerate(steps):
         sample = take(objective, seed + step, *sizes)  # other signs and rows each time
         samples.append(replace(sample, most=most))
-        objective = sample.objective
-    return Stages(fixed, tuple(samples))
+        objective = objective if weight else sample.objective
+    return Stages(fixed, tuple(samples), nested=not weight)

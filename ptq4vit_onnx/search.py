@@ -125,7 +125,8 @@ class ProductSearch:
         lhs = self.search("lhs", lhs_grid, Float())
         limit = pair_limit(lhs) if self.weight else 0
         if limit not in self._alone:
-            self._alone[limit] = typing.cast(Uniform, self.search("rhs", rhs_grid, Float(lhs)))
+            again = len(self._alone) > 0  # the limit changes little
+            self._alone[limit] = typing.cast(Uniform, self.search("rhs", rhs_grid, Float(lhs), again))
         return lhs, self._alone[limit]
 
     def alternate(self, lhs_grid: Grid, rhs_grid: Grid, rhs: Uniform, rounds: int) -> tuple[Quantizer, Uniform]:

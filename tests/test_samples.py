@@ -9,14 +9,14 @@ from torch import Tensor
 from ptq4vit_onnx.objective import Objective
 from ptq4vit_onnx.quantizers import Uniform
 from ptq4vit_onnx.samples import (
-    MOST_ENTRIES,
+    MOST_HEADS,
     draw,
-    fewer_entries,
     fixed_rows,
     mix_of_rows,
     mixed_rows,
     rows_and_mixed_columns,
     rows_of,
+    sample_entries,
     sample_rows,
     stages_of,
     sums_of_neighbours,
@@ -140,14 +140,19 @@ def test_rows_without_any_weight_can_still_be_drawn() -> None:
 
 @pytest.mark.parametrize("metric", ["hessian", "mse"])
 def test_of_many_windows_the_heaviest_and_some_others_stand_for_all(metric: str) -> None:
-    objective = product(rows=4, heads=3, batch=2 * MOST_ENTRIES // 3, metric=metric)
-    part = fewer_entries(objective, seed=0)
-    assert part.lhs.shape[0] == MOST_ENTRIES // 3
+    objective = product(rows=4, heads=3, batch=600, metric=metric)
+    part, index = sample_entries(objective, 0, 300)
+    assert index is not None and part.lhs.shape[0] == 300
+    torch.testing.assert_close(part.rhs, objective.rhs[index])
     if objective.h is not None:
-        heaviest = int(objective.h.sum((1, 2, 3)).argmax())
-        assert any(torch.equal(window, objective.lhs[heaviest]) for window in part.lhs)
+        assert int(objective.h.sum((1, 2, 3)).argmax()) in index
     whole = loss_of_lhs(objective, objective.rhs) * objective.unit
     assert loss_of_lhs(part, part.rhs) * part.unit == pytest.approx(whole, rel=0.1)
+
+
+def test_windows_are_limited_whatever_their_heads() -> None:
+    stages = stages_of(product(rows=4, heads=4, batch=MOST_HEADS), False, "lhs", seed=0)
+    assert stages.samples[0].objective.lhs.shape[:2] == (MOST_HEADS // 4, 4)
 
 
 @pytest.mark.parametrize(("weight", "side"), [(True, "lhs"), (True, "rhs"), (False, "lhs"), (False, "rhs")])
