@@ -25,7 +25,7 @@ from ptq4vit_onnx.surrogate import lhs_terms, rank
 from ptq4vit_onnx.weight_codes import pair_limit, shipped
 
 RANKED = 40  # candidates of an activation next to a weight that an estimate leaves
-SHORTLIST = 20  # candidates that later rounds look at again
+SHORTLIST = 12  # candidates that later rounds look at again
 CHEAP = 1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
 
 
@@ -190,7 +190,7 @@ class ProductSearch:
             fixed = self._round(side, other, self.whole.rhs if side == "lhs" else self.whole.lhs, grid)
             order = _best(order, self.measure(self.whole, side, fixed, grid, other, order), 1)
         else:
-            order = self._narrow(side, grid, other, self._shortlists[side] if again else order)
+            order = self._narrow(side, grid, other, self._shortlists.get(side, order) if again else order)
         return grid.pick(order[0].tolist())
 
     def _narrow(self, side: Side, grid: Grid, other: Quantizer | Float, order: Tensor) -> Tensor:
@@ -204,15 +204,17 @@ class ProductSearch:
         varied: Side = side if self.weight else "lhs"  # of a matmul's right side, the samples have the sides exchanged
         smallest_first = list(zip(stages.samples, stages.mixed(whole), strict=True))[::-1]
         for turn, (sample, fixed) in enumerate(smallest_first):
-            if len(order) > 1:
-                places = self.measure(sample.objective, varied, fixed, grid, other, order)
-                if turn == 0 and estimated:  # by the estimate or by the sample, whichever thinks better of it
-                    places = places.argsort(dim=0, stable=True).argsort(dim=0)
-                    places = places.minimum(torch.arange(len(order))[:, None])
-                order = _best(order, places, len(order))
+            leaves = sample.leaves(grid.count)
+            if len(order) <= leaves:
+                continue
+            places = self.measure(sample.objective, varied, fixed, grid, other, order)
+            if turn == 0 and estimated:  # by the estimate or by the sample, whichever thinks better of it
+                places = places.argsort(dim=0, stable=True).argsort(dim=0)
+                places = places.minimum(torch.arange(len(order))[:, None])
+            order = _best(order, places, max(leaves, SHORTLIST))
             if turn == 0:
                 self._shortlists[side] = order[:SHORTLIST]
-            order = order[: sample.leaves(grid.count)]
+            order = order[:leaves]
         return order
 
     def _round(self, side: Side, other: Quantizer | Float, fixed: Tensor, grid: Grid) -> Tensor:
