@@ -223,8 +223,8 @@ Steps = tuple[tuple[Callable[..., Sample], tuple[float, ...], int], ...]
 WEIGHT: Steps = ((fixed_rows, (1280, 0.5), 1), (fixed_rows, (320, 0.5), 4), (fixed_rows, (96,), 12))
 INPUT: Steps = ((searched_rows, (2048, 0.5), 1), (searched_rows, (768, 0.5), 4), (searched_rows, (128, 0.5), 12))
 MATMUL: Steps = (
-    (rows_and_mixed_columns, (96, 64), 1),
-    (rows_and_mixed_columns, (64, 24), 10),
+    (rows_and_mixed_columns, (160, 96), 1),
+    (rows_and_mixed_columns, (64, 32), 8),
     (rows_and_mixed_columns, (20, 12, 0.5), 36),
 )
 
