@@ -144,7 +144,7 @@ def rows_and_mixed_columns(objective: Objective, seed: int, rows: int, count: in
 
     share: what part of the images or windows to look at.
     """
-    part, entries = sample_entries(objective, seed, round(share * objective.lhs.shape[0]))
+    part, entries = sample_entries(objective, seed, max(1, round(share * objective.lhs.shape[0])))
     part, _ = sample_rows(part, seed, rows)
     mixed = mixed_rows(part.transposed, seed, count)
     return Sample(mixed.objective.transposed, lambda rhs: mixed.mix((rhs if entries is None else rhs[entries]).mT).mT)

@@ -176,3 +176,8 @@ def test_a_product_smaller_than_a_sample_is_taken_whole() -> None:
     objective = product(rows=30)
     assert sample_rows(objective, 0, 30) == (objective, None)
     assert mixed_rows(objective, 0, 64).objective is objective
+
+
+def test_one_image_is_enough() -> None:
+    objective = product(rows=200, heads=2, batch=1)
+    assert [sample.objective.lhs.shape[0] for sample in stages_of(objective, False, "lhs", seed=0).samples] == [1, 1, 1]
