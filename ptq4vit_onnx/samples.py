@@ -147,7 +147,14 @@ def rows_and_mixed_columns(objective: Objective, seed: int, rows: int, count: in
     part, entries = sample_entries(objective, seed, max(1, round(share * objective.lhs.shape[0])))
     part, _ = sample_rows(part, seed, rows)
     mixed = mixed_rows(part.transposed, seed, count)
-    return Sample(mixed.objective.transposed, lambda rhs: mixed.mix((rhs if entries is None else rhs[entries]).mT).mT)
+    small = mixed.objective.transposed
+    h = None if small.h is None else small.h.contiguous()  # it is read once for every candidate
+    product = Objective(small.lhs, small.rhs.contiguous(), h, small.metric, small.unit)
+
+    def mix(rhs: Tensor) -> Tensor:
+        return mixed.mix((rhs if entries is None else rhs[entries]).mT).mT.contiguous()
+
+    return Sample(product, mix)
 
 
 def _as_it_is(fixed: Tensor) -> Tensor:
