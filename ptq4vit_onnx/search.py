@@ -25,7 +25,7 @@ from ptq4vit_onnx.surrogate import lhs_terms, rank
 from ptq4vit_onnx.weight_codes import pair_limit, shipped
 
 RANKED = 40  # candidates of an activation next to a weight that an estimate leaves
-SHORTLIST = 12  # candidates that later rounds look at again
+SHORTLIST = 8  # candidates that later rounds look at again
 CHEAP = 1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
 
 
@@ -202,15 +202,14 @@ class ProductSearch:
             estimates = self.rank(grid, stages.samples[1].objective, whole, other)
             order = _best(order, estimates.gather(0, order), RANKED)
         varied: Side = side if self.weight else "lhs"  # of a matmul's right side, the samples have the sides exchanged
-        smallest_first = list(zip(stages.samples, stages.mixed(whole), strict=True))[::-1]
+        needed = [sample for sample in stages.samples if sample.leaves(grid.count) < len(order)]
+        smallest_first = list(zip(needed, stages.mixed(whole), strict=False))[::-1]
         for turn, (sample, fixed) in enumerate(smallest_first):
-            leaves = sample.leaves(grid.count)
-            if len(order) <= leaves:
-                continue
             places = self.measure(sample.objective, varied, fixed, grid, other, order)
             if turn == 0 and estimated:  # by the estimate or by the sample, whichever thinks better of it
                 places = places.argsort(dim=0, stable=True).argsort(dim=0)
                 places = places.minimum(torch.arange(len(order))[:, None])
+            leaves = sample.leaves(grid.count)
             order = _best(order, places, max(leaves, SHORTLIST))
             if turn == 0:
                 self._shortlists[side] = order[:SHORTLIST]
