@@ -33,3 +33,16 @@ def keep_freed_memory() -> bool:
         return False
     settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _KEPT), (_TOP_PAD, _PAD))
     return all([mallopt(parameter, value) == 1 for parameter, value in settings])
+
+
+def give_back_freed_memory() -> bool:
+    """Return what is free to the system, once; False where there is no glibc.
+
+    Kept memory is in pieces that fit what was freed; what is allocated next may be larger. To be called between blocks
+    of a model, not between candidates.
+    """
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(trim(0))

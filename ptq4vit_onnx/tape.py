@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ptq4vit_onnx import process
 from ptq4vit_onnx.options import Labels
 from ptq4vit_onnx.products import Call, discover, watching
 from ptq4vit_onnx.sites import Site
@@ -133,6 +134,7 @@ def record(
         _forward(model, images, segments, seed, labels, batch)
     yield from recorder.take()
     for segment in reversed(segments):
+        process.give_back_freed_memory()
         with torch.enable_grad(), watching(model, recorder):
             upstream = _replay(segment)
         yield from recorder.take()

@@ -31,6 +31,25 @@ def test_large_tensors_reuse_freed_memory(run_python: Callable[..., Any]) -> Non
     assert kept <= default / 4
 
 
+_RESIDENT = """
+from pathlib import Path
+from ptq4vit_onnx import process
+process.prepare()
+import torch
+resident = lambda: 4096 * int(Path("/proc/self/statm").read_text().split()[1])
+pieces = [torch.ones(10_000_000) for _ in range(10)]
+del pieces
+kept = resident()
+process.give_back_freed_memory()
+print(kept - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told how to keep memory")
+def test_kept_memory_can_be_given_back(run_python: Callable[..., Any]) -> None:
+    assert int(run_python(_RESIDENT).stdout) >= 300_000_000  # of 400 MB that were freed
+
+
 @pytest.mark.parametrize("setting", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX"])
 def test_a_user_who_has_set_malloc_is_left_alone(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from ptq4vit_onnx import process
