@@ -60,12 +60,8 @@ class Objective:
     unit: what a loss must be multiplied by to be sum g^2 d^2 over all that the recording stands for.
     """
 
-    def __init__(
-        self, lhs: Tensor, rhs: Tensor, h: Tensor | None, metric: Metric, unit: float = 1.0, out: Tensor | None = None
-    ) -> None:
+    def __init__(self, lhs: Tensor, rhs: Tensor, h: Tensor | None, metric: Metric, unit: float = 1.0) -> None:
         self.lhs, self.rhs, self.h, self.metric, self.unit = lhs, rhs, h, metric, unit
-        if out is not None:
-            self.out = out
 
     @cached_property
     def out(self) -> Tensor:

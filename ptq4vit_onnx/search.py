@@ -125,7 +125,7 @@ class ProductSearch:
         lhs = self.search("lhs", lhs_grid, Float())
         limit = pair_limit(lhs) if self.weight else 0
         if limit not in self._alone:
-            again = len(self._alone) > 0  # the limit changes little
+            again = len(self._alone) > 0  # another limit hardly changes which candidates are good
             self._alone[limit] = typing.cast(Uniform, self.search("rhs", rhs_grid, Float(lhs), again))
         return lhs, self._alone[limit]
 
