@@ -155,7 +155,7 @@ class TwinSoftmax:
 
     def branches(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(fine, coarse) codes as floats; at every position at least one of the two is zero."""
-        is_fine = _as_float(x < self.split, x)
+        is_fine = _is_below(self.split, x)
         fine = _round_clip(x / self.fine, 0, self.high)
         fine *= is_fine
         coarse = _round_clip(x / self.coarse, 0, self.high)
@@ -163,11 +163,13 @@ class TwinSoftmax:
         return fine, coarse
 
     def fake_quantize(self, x: Tensor) -> Tensor:
-        fine, coarse = self.branches(x)
-        fine *= self.fine
-        coarse *= self.coarse
-        fine += coarse
-        return fine
+        """Both branches at once: each value is rounded to its own step. Steps are powers of two, so they are exact."""
+        step = _is_below(self.split, x)
+        step *= self.fine - self.coarse
+        step += self.coarse
+        rounded = _round_clip(x / step, 0, self.high)
+        rounded *= step
+        return rounded  # type: ignore[no-any-return]
 
     def encode(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The paper's storage format: top bit = range (0 fine, 1 coarse), k-1 bits of magnitude."""
@@ -268,8 +270,9 @@ def _round_clip(x: Tensor, low: Any, high: Any) -> Tensor:
     return x.round_().clamp_(low, high)  # type: ignore[no-any-return]
 
 
-def _as_float(mask: Any, like: Any) -> Any:
-    return mask.astype(np.float32) if isinstance(like, np.ndarray) else mask.to(like.dtype)
+def _is_below(limit: float, x: Any) -> Any:
+    """1.0 where x < limit, else 0.0; in torch without booleans, whose conversion takes longer than all the rest."""
+    return (x < limit).astype(x.dtype) if isinstance(x, np.ndarray) else x.clone().lt_(limit)
 
 
 def _check(bits: int, scale: tuple[float, ...]) -> None:

@@ -25,7 +25,7 @@ from ptq4vit_onnx.objective import Objective
 
 Side = Literal["lhs", "rhs"]
 MOST_HEADS = 1024  # of images or windows that the largest sample of a matmul looks at
-ROWS_FOR_A_SUM = 8  # where rows cannot be added up
+COLUMNS_FOR_A_SUM = 8  # where columns cannot be added up
 FLOOR, SETTLED = 0.1, 10  # of chances to be drawn: the least weight, as part of the mean; and steps until they add up
 
 
@@ -62,26 +62,6 @@ class Stages:
             yield mixed
 
 
-@dataclass(frozen=True)
-class Mix:
-    """The heaviest rows [.., n, C] one by one, then signed sums of the others: `size` neighbours each."""
-
-    heavy: Tensor  # [.., kept]
-    factors: Tensor  # [.., n]; zero where a row stands by itself
-    size: int
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([rows_of(x, self.heavy), sums_of_neighbours(self.factors, x, self.size)], -2)
-
-    def weights(self, h: Tensor) -> Tensor:
-        """What the rows of the mix weigh: of a sum, the mean of its rows' weights over their part in it."""
-        shares = self.factors.square()
-        light = (shares > 0).to(h.dtype)
-        total = sums_of_neighbours(light, h, self.size)
-        total /= sums_of_neighbours(shares, torch.ones_like(shares)[..., None], self.size).clamp(min=1e-30)
-        return torch.cat([rows_of(h, self.heavy), total], -2)
-
-
 def rows_of(x: Tensor, index: Tensor) -> Tensor:
     """x [.., n, C] and index [.., m]: the rows [.., m, C]; by whole rows, which is far faster than gather."""
     if x.dim() == 2:
@@ -91,41 +71,41 @@ def rows_of(x: Tensor, index: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]).index_select(0, flat).reshape(*index.shape, x.shape[-1])
 
 
-def sums_of_neighbours(factors: Tensor, x: Tensor, size: int) -> Tensor:
-    """factors [.., n], x [.., n, C]: sum factors * x over each `size` rows in turn, [.., ceil(n / size), C]."""
-    *leading, rows, columns = x.shape
-    whole = rows // size
-    end = whole * size
-    blocks = x[..., :end, :].reshape(*leading, whole, size, columns)
-    sums: Tensor = (factors[..., :end].reshape(*leading, whole, 1, size) @ blocks).squeeze(-2)
-    if end == rows:
-        return sums
-    return torch.cat([sums, factors[..., None, end:] @ x[..., end:, :]], -2)
+def mix_of_columns(objective: Objective, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """What the right side [.., K, n] is multiplied with to become a mix of `count` columns, and the same for h; both
+    [.., n, count]. The heaviest columns stand by themselves; the others are added up, a few neighbours each.
 
-
-def mix_of_rows(objective: Objective, count: int, seed: int) -> Mix | None:
-    """A mix of about `count` rows of the left side; None where there are no more than that."""
-    rows = objective.lhs.shape[-2]
-    if count >= rows:
-        return None
-    weight = torch.ones(objective.lhs.shape[:-1]) if objective.h is None else objective.h.mean(-1)
-    kept = count // 2
-    heavy = _by_weight(objective)[..., :kept]
-    generator = torch.Generator().manual_seed(seed)
-    signs = torch.randint(0, 2, (rows,), generator=generator) * 2 - 1
+    What a sum weighs is the mean of its columns' weights, over their part in it.
+    """
+    columns = objective.rhs.shape[-1]
+    size = -(-columns // (count - count // 2))
+    sums = -(-columns // size)
+    kept = count - sums
+    weight = torch.ones_like(objective.rhs[..., 0, :]) if objective.h is None else objective.h.mean(-2)
+    heavy = _column_weights(objective).argsort(dim=-1, descending=True, stable=True)[..., :kept]
+    signs = torch.randint(0, 2, (columns,), generator=torch.Generator().manual_seed(seed)) * 2 - 1
     factors = (weight.sqrt() * signs).scatter_(-1, heavy, 0.0)
-    return Mix(heavy, factors, -(-rows // (count - kept)))
+    where = (torch.arange(columns) // size + kept)[:, None].expand(*factors.shape, 1)
+    signed = torch.zeros(*factors.shape, count).scatter_(-1, where, factors[..., None])
+    parts = signed.square()
+    means = (parts > 0) / parts.sum(-2, keepdim=True).clamp(min=1e-30)
+    alone = torch.ones_like(heavy, dtype=torch.float32)[..., None, :]
+    signed[..., :kept].scatter_(-2, heavy[..., None, :], alone)
+    means[..., :kept].scatter_(-2, heavy[..., None, :], alone)
+    return signed, means
 
 
-def mixed_rows(objective: Objective, seed: int, count: int) -> Sample:
-    """All of the right side next to a mix of the left side's rows."""
+def mixed_columns(objective: Objective, seed: int, count: int) -> Sample:
+    """All of the left side next to a mix of the right side's columns."""
+    if count >= objective.rhs.shape[-1]:
+        return Sample(_contiguous(objective), _as_it_is)
     if objective.metric == "pearson":  # asks for sum d, which signs do not keep
-        return fixed_rows(objective, seed, ROWS_FOR_A_SUM * count)
-    mix = mix_of_rows(objective, count, seed)
-    if mix is None:
-        return Sample(objective, _as_it_is)
-    h = None if objective.h is None else mix.weights(objective.h)
-    return Sample(Objective(mix(objective.lhs), objective.rhs, h, objective.metric, objective.unit), mix)
+        sample = fixed_rows(objective.transposed, seed, COLUMNS_FOR_A_SUM * count)
+        return Sample(_contiguous(sample.objective.transposed), lambda rhs: sample.mix(rhs.mT).mT.contiguous())
+    signed, means = mix_of_columns(objective, count, seed)
+    h = None if objective.h is None else objective.h @ means
+    small = Objective(objective.lhs, objective.rhs @ signed, h, objective.metric, objective.unit)
+    return Sample(small, lambda rhs: rhs @ signed)
 
 
 def fixed_rows(objective: Objective, seed: int, count: int, power: float = 1.0) -> Sample:
@@ -146,15 +126,15 @@ def rows_and_mixed_columns(objective: Objective, seed: int, rows: int, count: in
     """
     part, entries = sample_entries(objective, seed, max(1, round(share * objective.lhs.shape[0])))
     part, _ = sample_rows(part, seed, rows)
-    mixed = mixed_rows(part.transposed, seed, count)
-    small = mixed.objective.transposed
-    h = None if small.h is None else small.h.contiguous()  # it is read once for every candidate
-    product = Objective(small.lhs, small.rhs.contiguous(), h, small.metric, small.unit)
+    mixed = mixed_columns(part, seed, count)
+    return replace(mixed, mix=lambda rhs: mixed.mix(rhs if entries is None else rhs[entries]))
 
-    def mix(rhs: Tensor) -> Tensor:
-        return mixed.mix((rhs if entries is None else rhs[entries]).mT).mT.contiguous()
 
-    return Sample(product, mix)
+def _contiguous(objective: Objective) -> Objective:
+    """With h in the order of the output, next to which it is read for every candidate."""
+    if objective.h is None or objective.h.is_contiguous():
+        return objective
+    return Objective(objective.lhs, objective.rhs, objective.h.contiguous(), objective.metric, objective.unit)
 
 
 def _as_it_is(fixed: Tensor) -> Tensor:
@@ -214,14 +194,16 @@ def draw(weights: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
     return index, chances.gather(-1, index).reciprocal().to(torch.float32)
 
 
-def _by_weight(objective: Objective) -> Tensor:
-    """The rows of the left side [.., n], those first that move the loss most."""
-    return _row_weights(objective).argsort(dim=-1, descending=True, stable=True)
-
-
 def _row_weights(objective: Objective) -> Tensor:
-    energy: Tensor = torch.linalg.vector_norm(objective.lhs, dim=-1).square_()
+    """How much the rows of the left side [.., n] move the loss."""
+    energy: Tensor = objective.lhs.square().sum(-1)
     return energy if objective.h is None else objective.h.sum(-1) * (energy + energy.mean())
+
+
+def _column_weights(objective: Objective) -> Tensor:
+    """The same for the columns of the right side."""
+    energy: Tensor = objective.rhs.square().sum(-2)
+    return energy if objective.h is None else objective.h.sum(-2) * (energy + energy.mean())
 
 
 # The samples of one search, the largest first: how they are taken, and the most candidates each leaves to the next
@@ -232,7 +214,7 @@ INPUT: Steps = ((searched_rows, (2048, 0.5), 1), (searched_rows, (768, 0.5), 4),
 MATMUL: Steps = (
     (rows_and_mixed_columns, (160, 96), 1),
     (rows_and_mixed_columns, (64, 32), 8),
-    (rows_and_mixed_columns, (20, 12, 0.5), 36),
+    (rows_and_mixed_columns, (20, 16, 0.5), 36),
 )
 
 

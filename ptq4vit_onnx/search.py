@@ -205,11 +205,13 @@ class ProductSearch:
         needed = [sample for sample in stages.samples if sample.leaves(grid.count) < len(order)]
         smallest_first = list(zip(needed, stages.mixed(whole), strict=False))[::-1]
         for turn, (sample, fixed) in enumerate(smallest_first):
+            leaves = sample.leaves(grid.count)
+            if len(order) <= leaves:
+                continue
             places = self.measure(sample.objective, varied, fixed, grid, other, order)
             if turn == 0 and estimated:  # by the estimate or by the sample, whichever thinks better of it
                 places = places.argsort(dim=0, stable=True).argsort(dim=0)
                 places = places.minimum(torch.arange(len(order))[:, None])
-            leaves = sample.leaves(grid.count)
             order = _best(order, places, max(leaves, SHORTLIST))
             if turn == 0:
                 self._shortlists[side] = order[:SHORTLIST]

@@ -12,14 +12,13 @@ from ptq4vit_onnx.samples import (
     MOST_HEADS,
     draw,
     fixed_rows,
-    mix_of_rows,
-    mixed_rows,
+    mix_of_columns,
+    mixed_columns,
     rows_and_mixed_columns,
     rows_of,
     sample_entries,
     sample_rows,
     stages_of,
-    sums_of_neighbours,
 )
 
 round_off = Uniform(5, (0.25,)).fake_quantize
@@ -41,14 +40,12 @@ def loss_of_lhs(objective: Objective, rhs: Tensor) -> float:
     return float(objective.loss(round_off(objective.lhs), rhs, 1, -1))
 
 
-def test_sums_of_neighbours_by_hand() -> None:
-    x = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])
-    factors = torch.tensor([1.0, -1.0, 0.5])
-    assert sums_of_neighbours(factors, x, 2).tolist() == [[-1.0, -10.0], [1.5, 15.0]]
-    assert sums_of_neighbours(factors, x, 3).tolist() == [[0.5, 5.0]]
-    pair = torch.stack([x, 2 * x])[None]
-    sums = sums_of_neighbours(torch.stack([factors, factors])[None], pair, 2)
-    assert sums.tolist() == [[[[-1.0, -10.0], [1.5, 15.0]], [[-2.0, -20.0], [3.0, 30.0]]]]
+def wide(columns: int = 600, heads: tuple[int, ...] = ()) -> Objective:
+    """A product whose columns weigh very differently."""
+    generator = torch.Generator().manual_seed(0)
+    lhs = torch.randn(*heads, 16, 24, generator=generator)
+    rhs = torch.randn(*heads, 24, columns, generator=generator)
+    return Objective(lhs, rhs, torch.randn(*heads, 16, columns, generator=generator).pow(6), "hessian")
 
 
 def test_rows_of_each_head_are_its_own() -> None:
@@ -57,35 +54,41 @@ def test_rows_of_each_head_are_its_own() -> None:
     torch.testing.assert_close(rows_of(x, index), x.take_along_dim(index[..., None], -2))
 
 
-def test_a_mix_keeps_the_heaviest_rows_and_adds_up_all_others() -> None:
-    objective = product(rows=100)
+def test_a_mix_by_hand() -> None:
+    h = torch.tensor([[4.0, 100.0, 1.0, 9.0]])
+    objective = Objective(torch.ones(1, 1), torch.ones(1, 4), h, "hessian")
+    signed, means = mix_of_columns(objective, 3, seed=0)
+    # the second column stands by itself; the others are added up in twos, each by the root of what it weighs
+    assert signed.abs().tolist() == [[0, 2, 0], [1, 0, 0], [0, 0, 1], [0, 0, 3]]
+    torch.testing.assert_close(h @ means, torch.tensor([[100.0, 1.0, 1.0]]))
+
+
+def test_a_mix_keeps_the_heaviest_columns_of_each_head_and_adds_up_all_others() -> None:
+    objective = wide(100, heads=(2, 3))
     assert objective.h is not None
-    objective.h[41] = 1e4
-    mix = mix_of_rows(objective, 20, seed=0)
-    assert mix is not None
-    mixed = mix(objective.lhs)
-    assert mixed.shape == (20, 24)
-    torch.testing.assert_close(mixed[0], objective.lhs[41])
-    assert int((mix.factors == 0).sum()) == 10  # these stand by themselves; every other row is in a sum
-    light = mix.factors[:10] != 0
-    expected = (mix.factors[:10, None] * objective.lhs[:10])[light].sum(0)
-    torch.testing.assert_close(mixed[10], expected)
+    objective.h[1, 2, :, 41] = 1e4
+    signed, _ = mix_of_columns(objective, 20, seed=0)
+    mixed = objective.rhs @ signed
+    assert mixed.shape == (2, 3, 24, 20)
+    torch.testing.assert_close(mixed[1, 2, :, 0], objective.rhs[1, 2, :, 41])
+    assert bool(((signed != 0).sum(-1) == 1).all())  # every column is in the mix once
+    assert bool(((signed[..., :10] != 0).sum(-2) == 1).all())  # alone
+    assert bool(((signed[..., 10:] != 0).sum(-2) > 3).all())  # or with others
 
 
 def test_a_mix_has_the_loss_of_the_whole_on_average() -> None:
-    objective = product(rows=600)
-    rhs = round_off(objective.rhs)
-    whole = float(objective.loss(objective.lhs, rhs, 1, -1))
-    samples = [mixed_rows(objective, seed, 64) for seed in range(40)]
-    losses = [float(s.objective.loss(s.mix(objective.lhs), rhs, 1, -1)) for s in samples]
-    assert sum(losses) / len(losses) == pytest.approx(whole, rel=0.03)
+    objective = wide()
+    whole = loss_of_lhs(objective, objective.rhs)
+    samples = [mixed_columns(objective, seed, 64) for seed in range(40)]
+    losses = [loss_of_lhs(sample.objective, sample.mix(objective.rhs)) for sample in samples]
+    assert sum(losses) / len(losses) == pytest.approx(whole, rel=0.05)
     assert max(abs(loss / whole - 1) for loss in losses) < 0.5
 
 
 def test_a_rounded_fixed_side_is_mixed_like_the_float_one() -> None:
-    objective = product(rows=600)
-    sample = mixed_rows(objective, 0, 64)
-    torch.testing.assert_close(sample.mix(objective.lhs), sample.objective.lhs)
+    objective = wide()
+    sample = mixed_columns(objective, 0, 64)
+    torch.testing.assert_close(sample.mix(objective.rhs), sample.objective.rhs)
     torch.testing.assert_close(sample.mix(objective.out), sample.objective.out, rtol=1e-3, atol=1e-4)
 
 
@@ -175,7 +178,7 @@ def test_of_few_candidates_fewer_are_left() -> None:
 def test_a_product_smaller_than_a_sample_is_taken_whole() -> None:
     objective = product(rows=30)
     assert sample_rows(objective, 0, 30) == (objective, None)
-    assert mixed_rows(objective, 0, 64).objective is objective
+    assert mixed_columns(objective, 0, 64).objective is objective
 
 
 def test_one_image_is_enough() -> None:
