@@ -2,6 +2,7 @@
 
     python benchmarks/speed.py [--model deit_t deit_s deit_b swin_t] [--variant both/w6a6 static ...]
                                [--threads 1 2] [--batch 1 8] [--runs 15] [--keep DIR] [--profile VARIANT]
+    python benchmarks/speed.py --real [--model vit_t deit_t] [--limit 1000]
 
 Weights are random, which kernels' times do not depend on, and calibration is cut short: every scale
 just covers the largest value on two made-up images. So the forms that `auto` takes are no model's of any use; how many
@@ -11,6 +12,8 @@ none can saturate, and each equals integer arithmetic on two images. --keep DIR:
 Our files leave out rows that the head does not read (DropUnreadRows), the float file and `quantize_static` do not:
 `float-rows` is the float model with the same rows left out, so float over float-rows is what that alone gains.
 Figures for AVX2 without VNNI from a newer CPU: benchmarks/avx2_runtime.py.
+--real: trained weights, calibrated in full on 32 photos (benchmarks/real_data.py), so that `auto` takes what it takes
+for users; top-1 and agreement with float, of validation photos through the very files, stand beside the times.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ import onnx_graphsurgeon as gs
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks import avx2_runtime
+from benchmarks import avx2_runtime, real_data
+from ptq4vit_onnx import metrics, process
 from ptq4vit_onnx.bench import Timing, bench, profile
 from ptq4vit_onnx.calibrate import plan_site
 from ptq4vit_onnx.float_export import export_float
@@ -42,7 +46,7 @@ from ptq4vit_onnx.pipeline import save_model, versions
 from ptq4vit_onnx.plan import ScalePlan, SitePlan
 from ptq4vit_onnx.products import discover
 from ptq4vit_onnx.prove import quantize_model
-from ptq4vit_onnx.runtime import cpu_features, optimised_model
+from ptq4vit_onnx.runtime import cpu_features, optimised_model, run
 from ptq4vit_onnx.runtime import load as load_file
 from ptq4vit_onnx.site_outputs import FloatSites
 from ptq4vit_onnx.site_parity import check_sites, require_exact
@@ -50,6 +54,7 @@ from ptq4vit_onnx.static_peer import quantize_static_peer
 from ptq4vit_onnx.tape import record
 
 IMAGES = 2
+FOLD = 3
 MODELS = ("deit_t", "deit_s", "deit_b", "swin_t")
 TWINS = ("auto", "both", "softmax", "none")
 WIDTHS = (8, 6, 4)
@@ -57,6 +62,7 @@ FLOAT, ROWS, STATIC = "float", "float-rows", "static"
 UNPLANNED = (ROWS, STATIC)
 VARIANTS = (*(f"{twin}/w{bits}a{bits}" for bits in WIDTHS for twin in TWINS), *UNPLANNED)
 COLUMNS = ("model", "threads", "batch", "ms", "quartiles", "x float", "x quantize_static")
+ACCURACY = ("top-1", "agreement")
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class Subject:
     model: LoadedModel
     images: ImageSet
     folder: Path
+    real: bool = False
 
     @property
     def float_path(self) -> Path:
@@ -78,24 +85,20 @@ class Subject:
         return ScalePlan.load(self.path(variant).with_suffix(".json"))
 
 
-def options_of(variant: str) -> Options:
-    """both/w6a6 -> twins on both, six bits."""
+def options_of(variant: str, real: bool) -> Options:
+    """both/w6a6 -> twins on both, six bits; not real: one candidate for each scale."""
     twin, _, width = variant.partition("/")
     bits = int(width[1])
-    return Options(
-        twin=twin,  # type: ignore[arg-type]
-        weight_bits=bits,
-        activation_bits=bits,
-        images=IMAGES,
-        candidates=1,
-        beta=1.0,
-        rounds=1,
-    )
+    short: dict[str, Any] = {} if real else {"images": IMAGES, "candidates": 1, "beta": 1.0, "rounds": 1}
+    return Options(twin=twin, weight_bits=bits, activation_bits=bits, **short)  # type: ignore[arg-type]
 
 
-def open_subject(name: str, folder: Path) -> Subject:
-    model = load(resolve(name), random_weights=True)
+def open_subject(name: str, folder: Path, real: bool = False) -> Subject:
     folder.mkdir(parents=True, exist_ok=True)
+    if real:
+        model = real_data.load_model(name)
+        return Subject(model, real_data.calibration_images(model), folder, real)
+    model = load(resolve(name), random_weights=True)
     return Subject(model, synthetic_images(model.preprocessing, IMAGES, 0), folder)
 
 
@@ -129,11 +132,11 @@ def calibrate(subject: Subject, variants: Sequence[str]) -> None:
     found: dict[str, dict[str, SitePlan]] = {variant: {} for variant in variants}
     for recording in record(module, pixels) if variants else ():
         for variant, sites in found.items():
-            sites[recording.site.name] = plan_site(recording, options_of(variant))
+            sites[recording.site.name] = plan_site(recording, options_of(variant, subject.real))
     order = [site.name for site in discover(module, pixels[:1])]
     weights, images = subject.model.fingerprint, subject.images.fingerprint
     for variant, sites in found.items():
-        data, ordered = options_of(variant).to_data(), {name: sites[name] for name in order}
+        data, ordered = options_of(variant, subject.real).to_data(), {name: sites[name] for name in order}
         plan = ScalePlan(subject.model.name, weights, images, data, versions(), ordered)
         plan.save(subject.path(variant).with_suffix(".json"))
 
@@ -145,7 +148,7 @@ def prove(subject: Subject, variant: str) -> str:
     kernels = audit(path, plan, optimised)
     kernels.require_integer()
     kernels.require_exact()
-    sites = check_sites(path, plan, subject.images.images, FloatSites(subject.float_path), optimised)
+    sites = check_sites(path, plan, subject.images.images[:IMAGES], FloatSites(subject.float_path), optimised)
     require_exact(sites)
     return f"{kernels}, {sum(site.exact for site in sites)} of {len(sites)} equal to integer arithmetic"
 
@@ -162,7 +165,21 @@ def forms(plan: ScalePlan) -> str:
 _WORDS = {"Uniform": "symmetric", "Affine": "affine", "TwinSoftmax": "twin", "TwinGelu": "twin"}
 
 
-def print_rows(name: str, timings: Sequence[Timing]) -> None:
+def accuracies(subject: Subject, files: Mapping[str, Path], limit: int | None) -> dict[str, tuple[str, ...]]:
+    """Top-1 and agreement with the first file, which is float, of the validation photos; nothing for random weights."""
+    if not subject.real:
+        return {}
+    photos = real_data.validation_images(subject.model, FOLD, limit)
+    assert photos.labels is not None
+    logits = {label: run(path, photos.images) for label, path in files.items()}
+    reference = next(iter(logits.values()))
+    return {
+        label: (f"{metrics.top1(found, photos.labels):.1f}", f"{metrics.agreement(found, reference):.1f}")
+        for label, found in logits.items()
+    }
+
+
+def print_rows(name: str, timings: Sequence[Timing], accuracy: Mapping[str, tuple[str, ...]]) -> None:
     """Rows of one setting: timings of all files, the float one first."""
     static = next((timing.median for timing in timings if timing.model == STATIC), None)
     for timing in timings:
@@ -170,7 +187,7 @@ def print_rows(name: str, timings: Sequence[Timing]) -> None:
         against = "" if static is None else f"{static / timing.median:.2f}"
         quartiles = f"{timing.low:.1f} .. {timing.high:.1f}"
         cells = (f"{name} {label}", str(timing.threads), str(timing.batch), f"{timing.median:.1f}", quartiles,
-                 f"{timing.speed:.2f}", against)  # fmt: skip
+                 f"{timing.speed:.2f}", against, *accuracy.get(timing.model, ()))  # fmt: skip
         print("| " + " | ".join(cells) + " |", flush=True)
 
 
@@ -186,7 +203,7 @@ def print_profile(subject: Subject, variants: Sequence[str], runs: int) -> None:
 
 
 def measure(name: str, parsed: argparse.Namespace, folder: Path) -> None:
-    subject, variants = open_subject(name, folder / name), parsed.variant
+    subject, variants = open_subject(name, folder / name, parsed.real), parsed.variant
     build(subject, variants)
     for variant in [item for item in variants if item not in UNPLANNED]:
         proof = "not proven" if parsed.unproven else prove(subject, variant)
@@ -194,16 +211,18 @@ def measure(name: str, parsed: argparse.Namespace, folder: Path) -> None:
     if parsed.profile:
         print_profile(subject, parsed.profile, parsed.runs)
     files = {FLOAT: subject.float_path, **{variant: subject.path(variant) for variant in variants}}
-    print("\n| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
+    accuracy = accuracies(subject, files, parsed.limit)
+    columns = COLUMNS + (ACCURACY if accuracy else ())
+    print("\n| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
     for threads in parsed.threads:
         for batch in parsed.batch:
-            print_rows(name, bench(files, [threads], [batch], parsed.runs).timings)
+            print_rows(name, bench(files, [threads], [batch], parsed.runs).timings, accuracy)
     print(flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="+", default=list(MODELS))
+    parser.add_argument("--model", nargs="+", help=f"{' '.join(MODELS)}; with --real: {' '.join(real_data.WEIGHTS)}")
     parser.add_argument("--variant", nargs="+", default=list(VARIANTS), choices=VARIANTS, metavar="VARIANT")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8])
@@ -211,11 +230,16 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder of the files; without it they are made anew and dropped")
     parser.add_argument("--profile", nargs="+", default=[], choices=(FLOAT, *VARIANTS), metavar="VARIANT")
     parser.add_argument("--unproven", action="store_true", help="leave out the proof, which takes longer than the rest")
+    parser.add_argument("--real", action="store_true", help="trained weights and photos, with accuracy")
+    parser.add_argument("--limit", type=int, help="photos for the accuracy (all of a fold)")
     parsed = parser.parse_args()
+    known = tuple(real_data.WEIGHTS) if parsed.real else MODELS
+    if parsed.real:
+        process.prepare()
     kernels = "ONNX Runtime limited to AVX2, on " if avx2_runtime.is_limited() else ""
     print(f"{kernels}{cpu_features()}; variants: {', '.join(parsed.variant)}\n")
     with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as temporary:
-        for name in parsed.model:
+        for name in parsed.model or known:
             measure(name, parsed, parsed.keep or Path(temporary))
 
 
