@@ -33,7 +33,7 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
     export.add_argument(
         "--model", default=DEFAULT, help=f"a name of `ptq4vit-onnx models`, or any timm ViT ({DEFAULT})"
     )
-    export.add_argument("--output", type=Path, metavar="DIR", help="output folder (./MODEL_wKaK)")
+    export.add_argument("--output", "--out", type=Path, metavar="DIR", help="output folder (./MODEL_wKaK)")
     export.add_argument("--force", action="store_true", help="replace an earlier export")
     export.add_argument("--batch", type=batch_size, metavar="N", help="fix the batch size (dynamic)")
     export.add_argument("--json", action="store_true", help="print report.json on standard output")

@@ -97,7 +97,8 @@ class ParityResult:
             case = ElementTree.SubElement(suite, "testcase", classname=_in_xml(self.model), name=check.name)
             if check.status == "failed":
                 failure = ElementTree.SubElement(case, "failure", message=_in_xml(check.sentence))
-                failure.text = _in_xml(f"first divergent site: {check.site or self.first_divergent or 'unknown'}")
+                where = check.site or self.first_divergent
+                failure.text = _in_xml(f"first divergent site: {where}") if where else "no divergent site was found"
             elif check.status == "skipped":
                 ElementTree.SubElement(case, "skipped", message=_in_xml(check.sentence))
             else:

@@ -71,7 +71,7 @@ def test_a_name_like_nothing_points_to_the_list(elsewhere: Path, refused: Callab
         (["--plan", "p.json", "--weights", "per-tensor"], "--weights has no effect"),
         (["--plan", "absent.json"], "cannot read plan absent.json: No such file"),
         (["--output", "occupied"], "output folder occupied exists; give another --output, or --force"),
-        (["--output", "occupied/file"], "occupied/file exists and is not a folder"),
+        (["--out", "occupied/file"], "occupied/file exists and is not a folder"),
         (["--output", "occupied/file/deeper"], "file is not a folder; give another --output"),
         (["--output", "."], "is the folder you are in"),
         (["--output", "..", "--force"], "is the folder you are in, or above it"),

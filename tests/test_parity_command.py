@@ -90,13 +90,15 @@ def test_without_a_plan_what_needs_one_is_skipped(
 
 
 def test_where_no_site_is_wrong_a_limit_that_is_not_reached_names_the_farthest_and_no_first(
-    files: list[Any], capsys: pytest.CaptureFixture[str]
+    files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = lines_of(capsys, 1, *files, "--max-kl", "0")
+    lines = lines_of(capsys, 1, *files, "--max-kl", "0", "--junit", tmp_path / "parity.xml")
     (failed,) = (line for line in lines if line.startswith("failed"))
     assert failed.split()[1] == "kl"
     assert "no site is far off, the farthest is " in failed
     assert not any("first divergent" in line for line in lines)
+    (failure,) = ElementTree.parse(tmp_path / "parity.xml").getroot().iter("failure")
+    assert failure.text == "no divergent site was found"
 
 
 def test_an_mlp_that_is_passed_by_shows_at_the_first_site_behind_it(
