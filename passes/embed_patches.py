@@ -9,14 +9,17 @@ import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.work import Product, Work, integers
+from ptq4vit_onnx.weight_codes import pair_far_inputs
 
 
 class EmbedPatches(Pass):
     """A convolution whose patches do not overlap is a product over flattened patches.
 
         image -> Conv -> [batch, channels, rows, columns]     becomes
-        image -> Reshape -> Transpose -> Reshape -> MatMul -> Add -> [batch, rows * columns, channels]
+        image -> Reshape -> Transpose -> Reshape -> Transpose -> Reshape -> MatMul -> Add -> [batch, patches, channels]
 
+    The second Transpose puts far inputs side by side (see `pair_far_inputs`). One Transpose could do both, but would
+    move single bytes along seven axes, which takes ONNX Runtime six times as long.
     What follows a patch embedding turns the channels last; where that is all it does, it is dropped.
     Refuses kernels that differ from the stride, padding, groups, and images that are no whole number of
     patches.
@@ -38,9 +41,8 @@ class EmbedPatches(Pass):
         shape = integers(0, depth, rows, height, columns, width)
         patches = work.add("Reshape", f"{site}/patches/Reshape", [image, work.constant(f"{site}/patches/split", shape)])
         patches = work.add("Transpose", f"{site}/patches/Transpose", [patches], perm=[0, 2, 4, 1, 3, 5])
-        flat = work.constant(f"{site}/patches/flat", integers(0, rows * columns, depth * height * width))
-        patches = work.add("Reshape", f"{site}/patches/Reshape_1", [patches, flat])
-        matrix = np.ascontiguousarray(weight.values.reshape(channels, -1).T)
+        patches = _flatten(work, site, patches, rows * columns, depth * height * width)
+        matrix = np.ascontiguousarray(pair_far_inputs(weight.values.reshape(channels, -1)).T)
         out = work.add("MatMul", f"{site}/MatMul", [patches, gs.Constant(f"{site}/float_weight", matrix)])
         product.node = out.inputs[0]
         if len(conv.inputs) > 2:
@@ -66,6 +68,16 @@ class EmbedPatches(Pass):
         if not all(isinstance(length, int) for length in size) or size[0] % kernel[0] or size[1] % kernel[1]:
             raise self.refuse(site, conv.name, f"image {size} is no whole number of patches {kernel}")
         return size[0] // kernel[0], size[1] // kernel[1]
+
+
+def _flatten(work: Work, site: str, patches: Any, count: int, inputs: int) -> Any:
+    """[batch, count, inputs], in the order of `pair_far_inputs`."""
+    if inputs % 2 == 0:
+        halves = work.constant(f"{site}/patches/halves", integers(0, count, 2, inputs // 2))
+        patches = work.add("Reshape", f"{site}/patches/Reshape_1", [patches, halves])
+        patches = work.add("Transpose", f"{site}/patches/Transpose_1", [patches], perm=[0, 1, 3, 2])
+    flat = work.constant(f"{site}/patches/flat", integers(0, count, inputs))
+    return work.add("Reshape", f"{site}/patches/Reshape_2", [patches, flat])
 
 
 def _hand_over(work: Work, conv: Any, out: Any, grid: tuple[int, int, int]) -> None:

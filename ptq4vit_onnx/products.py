@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.sites import Kind, Site, Source
+from ptq4vit_onnx.weight_codes import pair_far_inputs
 
 _LINEAR = {F.linear}
 _CONV = {F.conv2d, torch.conv2d}
@@ -151,7 +152,7 @@ class _ProductMode(TorchFunctionMode):
         return Call(
             Site(name, "conv", scope),
             patches(x, weight.shape[-2], weight.shape[-1]),
-            weight.flatten(1).t(),
+            pair_far_inputs(weight.flatten(1)).t(),
             bias,
             arrange,
             lambda grad: grad.flatten(2).transpose(1, 2),
@@ -202,10 +203,10 @@ def _pair(value: Any) -> tuple[Any, Any]:
 
 
 def patches(x: Tensor, height: int, width: int) -> Tensor:
-    """[batch, C, H, W] -> [batch, patches, C*height*width], inputs ordered as a conv weight flattens."""
+    """[batch, C, H, W] -> [batch, patches, C*height*width], inputs ordered by `pair_far_inputs`."""
     rows, columns = x.shape[-2] // height, x.shape[-1] // width
     tiles = x[..., : rows * height, : columns * width].reshape(*x.shape[:2], rows, height, columns, width)
-    return tiles.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+    return pair_far_inputs(tiles.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2))
 
 
 def _mark_source(func: Any, args: tuple[Any, ...], out: Any) -> None:

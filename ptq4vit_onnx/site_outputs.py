@@ -14,6 +14,7 @@ from ptq4vit_onnx.integer_products import Array, GraphIndex, parse_name, product
 from ptq4vit_onnx.plan import ScalePlan
 from ptq4vit_onnx.prescribed import are_head_factors, column_factors
 from ptq4vit_onnx.runtime import Model, load, run_once, session, static_batch
+from ptq4vit_onnx.weight_codes import pair_far_inputs
 
 _COMPUTING_OPS = frozenset({"Add", "Sub", "Mul", "MatMul", "Gemm", "Conv", "Sum"})
 
@@ -88,13 +89,13 @@ class FloatSites:
         self._nodes = {name.site: node for node in self._index.nodes if (name := parse_name(node.name)) is not None}
 
     def weight(self, site: str) -> Array:
-        """[inputs, outputs], whichever node computes the site; a convolution's inputs as in its kernel."""
+        """[inputs, outputs], whichever node computes the site; a convolution's inputs ordered by `pair_far_inputs`."""
         node = self._node(site)
         value = self._index.constant(node.input[1])
         if value is None:
             raise UserError(f"the weight of {node.name} is not stored as a constant in the float model")
         if node.op_type == "Conv":
-            return np.ascontiguousarray(value.reshape(value.shape[0], -1).T)
+            return np.ascontiguousarray(pair_far_inputs(value.reshape(value.shape[0], -1)).T)
         transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
         return np.ascontiguousarray(value.T) if transposed else value
 

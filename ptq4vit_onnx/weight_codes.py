@@ -18,6 +18,20 @@ INT16_MAX = 32767
 JUST_OVER_HALF = 0.502  # rounds half of an odd number away from zero, and does no harm up to 249
 
 
+def pair_far_inputs(flat: Tensor) -> Tensor:
+    """The inputs of flattened patches or kernels [.., inputs] in the order they are multiplied in: each of the first
+    half beside its counterpart in the second.
+
+    As a kernel flattens, two pixels side by side would make a pair. Their weights mostly have one sign and their values
+    move together, so that what pair-safety takes off adds up: in the published form of ViT-T at eight bits, fourteen
+    such codes made a quarter of the model's KL. An odd number of inputs is left as it is.
+    """
+    inputs = flat.shape[-1]
+    if inputs % 2:
+        return flat
+    return flat.reshape(*flat.shape[:-1], 2, inputs // 2).swapaxes(-1, -2).reshape(flat.shape)  # type: ignore[no-any-return]
+
+
 def largest_lhs_code(lhs: Quantizer) -> int:
     """The largest unsigned code the left side sends into the integer product.
 

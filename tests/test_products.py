@@ -15,6 +15,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.products import Call, discover, patches, unfuse_attention, watching
 from ptq4vit_onnx.sites import Site
 from ptq4vit_onnx.timm_import import import_timm
+from ptq4vit_onnx.weight_codes import pair_far_inputs
 
 
 def sites_of(model: Any) -> dict[str, Site]:
@@ -92,10 +93,11 @@ def test_nothing_is_watched_once_the_context_is_left(load_model: Callable[[str],
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
 
-def test_patches_are_ordered_as_a_convolutions_weight() -> None:
-    x, weight = torch.randn(2, 3, 9, 12), torch.randn(5, 3, 4, 4)
-    product = patches(x, 4, 4) @ weight.flatten(1).t()
-    expected = F.conv2d(x, weight, stride=4).flatten(2).transpose(1, 2)
+@pytest.mark.parametrize("size", [4, 3])  # an even and an odd number of inputs
+def test_patches_are_ordered_as_a_convolutions_weight(size: int) -> None:
+    x, weight = torch.randn(2, 3, 9, 12), torch.randn(5, 3, size, size)
+    product = patches(x, size, size) @ pair_far_inputs(weight.flatten(1)).t()
+    expected = F.conv2d(x, weight, stride=size).flatten(2).transpose(1, 2)
     torch.testing.assert_close(product, expected, rtol=1e-5, atol=1e-5)
 
 

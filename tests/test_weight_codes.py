@@ -16,6 +16,7 @@ from ptq4vit_onnx.weight_codes import (
     INT16_MAX,
     largest_lhs_code,
     make_pairs_safe,
+    pair_far_inputs,
     pair_limit,
     saturating_pairs,
     ship_weight,
@@ -130,3 +131,19 @@ def test_the_search_the_simulator_and_the_file_see_the_same_weights(weight: Arra
     assert np.array_equal(rhs.decode(int8), shipped(weight, left, rhs))
     assert np.array_equal(shipped(weight, left, rhs), shipped(torch.from_numpy(weight), left, rhs).numpy())
     assert np.array_equal(weight, before), "the weight itself is left alone"
+
+
+@pytest.mark.parametrize("make", [np.arange, torch.arange])
+@pytest.mark.parametrize(("inputs", "order"), [(6, [0, 3, 1, 4, 2, 5]), (5, [0, 1, 2, 3, 4]), (1, [0])])
+def test_each_input_of_the_first_half_stands_beside_its_counterpart(make: Any, inputs: int, order: list[int]) -> None:
+    patch = make(2 * inputs).reshape(2, inputs)
+    assert pair_far_inputs(patch).tolist() == [order, [inputs + place for place in order]]
+
+
+def test_a_kernel_that_changes_slowly_ships_as_it_is_rounded() -> None:
+    """A soft edge: pixels side by side are alike, far ones are not; in the order it flattens in, codes would move."""
+    rows = np.cos(np.linspace(0, np.pi, 16))
+    kernel = np.tile(rows[:, None], (3, 16)).astype(np.float32).reshape(1, -1)
+    left, right = Uniform(8, (0.5,)), Uniform(8, (as_float32(1 / 127),))
+    assert ship_weight(kernel.T, left, right)[1] > 0
+    assert ship_weight(pair_far_inputs(kernel).T, left, right)[1] == 0

@@ -32,7 +32,7 @@ def test_embed_patches_computes_the_convolution(follow: str, small: Any, image: 
 def test_embed_patches_drops_the_turning_of_channels_that_follows(small: Any) -> None:
     work = small.run_until(small.patches(), small.plan({"patch_embed.proj": PLAN}), "EmbedPatches")
     operations = [node.op for node in work.graph.copy().cleanup().toposort().nodes]
-    assert operations == ["Reshape", "Transpose", "Reshape", "MatMul", "Add"]
+    assert operations == ["Reshape", "Transpose", "Reshape", "Transpose", "Reshape", "MatMul", "Add"]
 
 
 def test_the_image_is_quantised_before_it_is_cut_up(small: Any, image: Any) -> None:
@@ -51,6 +51,15 @@ def test_embedded_patches_compute_the_plan(batch: Any, small: Any, image: Any) -
     weight = small.weight(model, "patch_embed.proj.weight").reshape(6, 32).T
     expected = small.fake_linear(patches, weight, PLAN.lhs, PLAN.rhs) + small.weight(model, "patch_embed.proj.bias")
     np.testing.assert_allclose(small.execute(quantized, image).output, expected, atol=1e-5)
+
+
+def test_pixels_side_by_side_do_not_share_a_pair(small: Any) -> None:
+    model = small.patches()
+    work = small.run_until(model, small.plan({"patch_embed.proj": PLAN}), "EmbedPatches")
+    matrix = next(node for node in work.graph.nodes if node.op == "MatMul").inputs[1].values
+    kernel = small.weight(model, "patch_embed.proj.weight").reshape(6, 32)
+    for pair in range(16):
+        np.testing.assert_array_equal(matrix[2 * pair : 2 * pair + 2].T, kernel[:, [pair, pair + 16]])
 
 
 def test_embed_patches_refuses_overlapping_patches(small: Any) -> None:
