@@ -74,7 +74,7 @@ def quality(name: str, bits: list[int], images: int, paper: bool) -> None:
     for k in bits:
         options = options_of(k, images, paper)
         found = []
-        for recording in record(model.module, pixels):
+        for recording in record(model.module, pixels, options.seed, options.labels):
             found += [(ratio, f"{recording.site.name} {side}") for side, ratio in ratios(recording, options)]
         values = np.asarray([ratio for ratio, _ in found])
         worst = max(found)
@@ -99,7 +99,7 @@ def speed(name: str, blocks: int, images: int, bits: int, paper: bool) -> None:
     forward = time.perf_counter() - started
     options = options_of(bits, images, paper)
     seconds = {"fast": 0.0, "exhaustive": 0.0}
-    for index, recording in enumerate(record(model.module, pixels)):
+    for index, recording in enumerate(record(model.module, pixels, options.seed, options.labels)):
         if index >= 1 + 6 * (blocks + 1):
             break
         if index < 7:  # the head and the last block, whose rows are nearly all dropped, would flatter exhaustive search
@@ -110,7 +110,7 @@ def speed(name: str, blocks: int, images: int, bits: int, paper: bool) -> None:
             seconds[search] += time.perf_counter() - started
         print(f"{recording.site.name}: {seconds['exhaustive'] / seconds['fast']:.1f}x so far", file=sys.stderr)
     started = time.perf_counter()
-    calibrate(record(model.module, pixels), options)
+    calibrate(record(model.module, pixels, options.seed, options.labels), options)
     whole = time.perf_counter() - started
     form = "published form" if paper else "defaults"
     print(f"{name}, {form}, {images} images, {blocks} block(s), {torch.get_num_threads()} threads")

@@ -43,7 +43,8 @@ def main() -> None:
     model = real_data.load_model(parsed.model)
     width: dict[str, Any] = {"weight_bits": parsed.bits, "activation_bits": parsed.bits}
     options = Options.paper(**width) if parsed.paper else Options(**width)
-    plans = calibrate(record(model.module, torch.from_numpy(real_data.calibration_images(model).images)), options)
+    calibration = torch.from_numpy(real_data.calibration_images(model).images)
+    plans = calibrate(record(model.module, calibration, options.seed, options.labels), options)
     images = real_data.validation_images(model, 3, parsed.photos).images
     reference = simulate(model.module, None, images)
     for by in parsed.by:

@@ -43,7 +43,7 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
     images = export.add_argument_group("images")
     images.add_argument("--data", type=Path, metavar="PATH", help="folder, ImageFolder tree, .npy or .npz")
     images.add_argument("--images", type=positive, metavar="N", help="calibration images (32)")
-    images.add_argument("--seed", type=int, help="picks images and sampled labels (0)")
+    images.add_argument("--seed", type=int, help="picks images, signs and sampled labels (0)")
     _add_method(export)
     return export
 
@@ -65,7 +65,7 @@ def _add_method(export: argparse.ArgumentParser) -> None:
         ("activations", Activations, "offer a zero point, or stay symmetric (affine)"),
         ("outliers", OutlierMode, "own scales for single huge channels (auto)"),
         ("search", Search, "(fast)"),
-        ("labels", Labels, "labels of the calibration loss (sampled)"),
+        ("labels", Labels, "of the calibration loss: all with random signs, or one (signs; with --paper sampled)"),
     ):
         group.add_argument(f"--{name}", choices=get_args(choices), help=text)
     group.add_argument("--rounds", type=not_negative, metavar="N",

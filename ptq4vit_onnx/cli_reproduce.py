@@ -41,7 +41,7 @@ def add_reproduce(commands: Any) -> argparse.ArgumentParser:
                         help="images to calibrate on (train/ or calibration/ in --data, else of --data)")  # fmt: skip
     images.add_argument("--images", type=several(positive), default=(), metavar="N,N",
                         help="calibration images (32; table4: 32,128)")  # fmt: skip
-    images.add_argument("--seed", type=int, default=0, help="picks calibration images and sampled labels (0)")
+    images.add_argument("--seed", type=int, default=0, help="picks calibration images, signs and sampled labels (0)")
     return parser
 
 

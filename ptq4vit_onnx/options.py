@@ -17,7 +17,7 @@ Weights = Literal["per-channel", "per-tensor"]
 Activations = Literal["affine", "symmetric"]
 OutlierMode = Literal["auto", "none"]
 Search = Literal["fast", "exhaustive"]
-Labels = Literal["sampled", "argmax"]
+Labels = Literal["sampled", "argmax", "signs"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Options:
     twin: which inputs get two ranges; auto decides per site whether the second range pays for itself.
     activations: affine offers a zero point next to the symmetric form of the paper, and keeps the better.
     outliers: auto gives single input channels that dwarf all others a scale of their own.
+    labels: of the loss whose gradients weigh the errors; signs and sampled estimate the same, signs with less noise.
     rounds: how often the search alternates between the two sides of a product; 0 searches each side by itself.
     """
 
@@ -45,7 +46,7 @@ class Options:
     candidates: int = 100
     alpha: float = 0.0
     beta: float = 1.2
-    labels: Labels = "sampled"
+    labels: Labels = "signs"
     images: int = 32
     seed: int = 0
 
@@ -65,12 +66,12 @@ class Options:
     def base(cls, **changes: Any) -> Options:
         """Base PTQ of the paper's appendix: cosine, one round, no twins, layer-wise symmetric scales."""
         form = cls(method="base", metric="cosine", twin="none", rounds=1, alpha=0.5)
-        return replace(form, **{**_LAYERWISE, **changes})
+        return replace(form, **{**_PUBLISHED, **changes})
 
     @classmethod
     def paper(cls, **changes: Any) -> Options:
         """PTQ4ViT exactly as published: both twins, Hessian metric, three rounds, layer-wise symmetric scales."""
-        return replace(cls(twin="both", rounds=3), **{**_LAYERWISE, **changes})
+        return replace(cls(twin="both", rounds=3), **{**_PUBLISHED, **changes})
 
     def to_data(self) -> dict[str, Any]:
         return asdict(self)
@@ -88,7 +89,7 @@ _WHOLE = (
     ("images", 1, MAX_COUNT),
     ("seed", 0, 2**32 - 1),
 )
-_LAYERWISE = {"weights": "per-tensor", "activations": "symmetric", "outliers": "none"}
+_PUBLISHED = {"weights": "per-tensor", "activations": "symmetric", "outliers": "none", "labels": "sampled"}
 _CHOICES: dict[str, Any] = {
     "method": Method,
     "metric": Metric,

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ptq4vit_onnx import process
-from ptq4vit_onnx.options import Labels
+from ptq4vit_onnx.options import Labels, Options
 from ptq4vit_onnx.products import Call, discover, watching
 from ptq4vit_onnx.sites import Site
 
@@ -123,7 +123,7 @@ class _Segment:
 
 
 def record(
-    model: nn.Module, images: Tensor, seed: int = 0, labels: Labels = "sampled", batch: int = 4
+    model: nn.Module, images: Tensor, seed: int = 0, labels: Labels = Options.labels, batch: int = 4
 ) -> Iterator[Recording]:
     """Every site of the model on `images` [n, C, H, W], last site first."""
     model.requires_grad_(False)
@@ -153,16 +153,36 @@ def _forward(model: nn.Module, images: Tensor, segments: list[_Segment], seed: i
         generator = torch.Generator().manual_seed(seed)
         for start in range(0, len(images), batch):
             logits = model(images[start : start + batch].clone().requires_grad_(True))
-            losses.append(F.cross_entropy(logits, draw_labels(logits, labels, generator), reduction="sum"))
+            losses.append(loss_of(logits, labels, generator))
     torch.autograd.backward(torch.stack(losses).sum())
 
 
-def draw_labels(logits: Tensor, labels: Labels, generator: torch.Generator) -> Tensor:
-    """Labels for the loss, one per image.
+def loss_of(logits: Tensor, labels: Labels, generator: torch.Generator) -> Tensor:
+    """What is differentiated, summed over the images of logits [n, classes].
 
-    sampled: drawn from the model's own softmax, so that the expected squared gradient is the Fisher diagonal the
-    paper's metric stands on. (Cross-entropy against the soft prediction itself has a gradient of exactly zero.)
+    The paper's metric stands on the Fisher diagonal. Cross-entropy against the soft prediction itself has a gradient of
+    exactly zero; the squared gradients of these two are the Fisher diagonal in expectation:
+    sampled: cross-entropy with one label per image, drawn from the model's own softmax.
+    signs: all labels of an image at once, with random signs. A sure prediction has hardly any gradient for the label
+    that is nearly always drawn, and a huge one for the others; here every image weighs what it should at every draw.
     """
+    if labels == "signs":
+        return (logits * draw_direction(logits, generator)).sum()
+    return F.cross_entropy(logits, draw_labels(logits, labels, generator), reduction="sum")
+
+
+def draw_direction(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """A random v [n, classes] with E v v^T = diag(p) - p p^T, the Hessian of cross-entropy with prediction p.
+
+    With random signs e: v = sqrt(p) * e - p <sqrt(p), e>.
+    """
+    p = logits.detach().double().softmax(-1)
+    signed = p.sqrt() * (2 * torch.randint(0, 2, p.shape, generator=generator) - 1)
+    return (signed - p * signed.sum(-1, keepdim=True)).to(logits.dtype)
+
+
+def draw_labels(logits: Tensor, labels: Labels, generator: torch.Generator) -> Tensor:
+    """Labels for the loss, one per image: drawn from the model's own softmax, or its prediction."""
     if labels == "argmax":
         return logits.detach().argmax(-1)
     probabilities = logits.detach().double().softmax(-1)

@@ -78,7 +78,7 @@ def test_a_row_holds_what_calibration_and_simulation_give(
 
     model = load_model("vit_digits")
     calibration = load_images(digit_files, model.preprocessing, 4, 1).images
-    plans = calibrate(record(model.module, torch.from_numpy(calibration), 1), options)
+    plans = calibrate(record(model.module, torch.from_numpy(calibration), 1, options.labels), options)
     test = load_images(digit_files, model.preprocessing, where=lambda entry: entry["fold"] == "1")
     logits, reference = simulate(model.module, plans, test.images), simulate(model.module, None, test.images)
     (found,) = rows_in(Path("out/table1.csv"))

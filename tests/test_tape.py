@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from ptq4vit_onnx import tape
 from ptq4vit_onnx.loading import load, resolve
 from ptq4vit_onnx.products import watching
-from ptq4vit_onnx.tape import Recorder, draw_labels, find_blocks, record
+from ptq4vit_onnx.tape import Recorder, draw_direction, draw_labels, find_blocks, loss_of, record
 
 
 @pytest.fixture(scope="module", params=["vit_digits", "swin_digits"])
@@ -36,16 +36,17 @@ def test_recordings_equal_plain_autograd(model: Any, images: Any) -> None:
         labels = draw_labels(logits, "sampled", torch.Generator().manual_seed(0))
         F.cross_entropy(logits, labels, reduction="sum").backward()  # type: ignore[no-untyped-call]
     expected = {recording.site.name: recording for recording in recorder.take()}
-    found = {recording.site.name: recording for recording in record(model, images, seed=0, batch=5)}
+    found = {recording.site.name: recording for recording in record(model, images, seed=0, labels="sampled", batch=5)}
     assert list(found) == list(expected)
     for name, recording in found.items():
         close(recording.lhs, expected[name].lhs)
         close(recording.grad, expected[name].grad)
 
 
-def test_gradients_do_not_depend_on_the_batch_size(model: Any, images: Any) -> None:
-    whole = {recording.site.name: recording for recording in record(model, images, batch=5)}
-    for recording in record(model, images, batch=2):
+@pytest.mark.parametrize("labels", ["sampled", "argmax", "signs"])
+def test_gradients_do_not_depend_on_the_batch_size(model: Any, images: Any, labels: Any) -> None:
+    whole = {recording.site.name: recording for recording in record(model, images, labels=labels, batch=5)}
+    for recording in record(model, images, labels=labels, batch=2):
         close(recording.grad, whole[recording.site.name].grad)
 
 
@@ -73,6 +74,25 @@ def test_sampled_labels_follow_the_models_own_distribution() -> None:
     rates = torch.bincount(labels, minlength=3) / len(labels)
     torch.testing.assert_close(rates, torch.tensor([0.7, 0.2, 0.1]), rtol=0, atol=0.015)  # over 4 standard errors
     assert draw_labels(logits, "argmax", torch.Generator()).tolist() == [0] * len(labels)
+
+
+@pytest.mark.parametrize("labels", ["sampled", "signs"])
+def test_the_expected_squared_gradient_is_the_fisher_information(labels: Any) -> None:
+    """Of the logits that is diag(p) - p p^T, whole and not just on its diagonal."""
+    p = torch.tensor([0.7, 0.2, 0.1])
+    logits = torch.log(p).repeat(40000, 1).requires_grad_(True)
+    loss_of(logits, labels, torch.Generator().manual_seed(1)).backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    found = logits.grad.T @ logits.grad / len(logits)
+    expected = torch.diag(p) - p[:, None] * p
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.01)  # over 4 standard errors
+
+
+def test_signs_weigh_a_sure_image_at_every_draw() -> None:
+    """One drawn label in a hundred would have all of its gradient."""
+    logits = torch.log(torch.tensor([[0.99, 0.005, 0.005]])).repeat(50, 1)
+    size = draw_direction(logits, torch.Generator().manual_seed(0)).square().sum(-1)
+    assert size.min() > 0.5 * size.mean()
 
 
 def test_blocks_are_the_largest_modules_with_one_attention(model: Any, images: Any) -> None:
