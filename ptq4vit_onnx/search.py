@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ptq4vit_onnx import samples
-from ptq4vit_onnx.grids import Grid
+from ptq4vit_onnx.clipping import clip_damage
+from ptq4vit_onnx.grids import Grid, UniformGrid
 from ptq4vit_onnx.objective import Objective
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Quantizer, TwinGelu, TwinSoftmax, Uniform
@@ -85,6 +86,7 @@ class ProductSearch:
         self._shortlists: dict[Side, Tensor] = {}
         self._losses: dict[tuple[Quantizer, Uniform], float] = {}
         self._stages: dict[Side, Stages] = {}
+        self._damages: Tensor | None = None
 
     def stages(self, side: Side) -> Stages:
         if side not in self._stages:
@@ -203,12 +205,15 @@ class ProductSearch:
             order = _best(order, estimates.gather(0, order), RANKED)
         varied: Side = side if self.weight else "lhs"  # of a matmul's right side, the samples have the sides exchanged
         needed = [sample for sample in stages.samples if sample.leaves(grid.count) < len(order)]
+        damage = self._clip_damage(grid) if side == "rhs" else None
         smallest_first = list(zip(needed, stages.mixed(whole), strict=False))[::-1]
         for turn, (sample, fixed) in enumerate(smallest_first):
             leaves = sample.leaves(grid.count)
             if len(order) <= leaves:
                 continue
             places = self.measure(sample.objective, varied, fixed, grid, other, order)
+            if damage is not None:
+                places = places.maximum(damage.gather(0, order))
             if turn == 0 and estimated:  # by the estimate or by the sample, whichever thinks better of it
                 places = places.argsort(dim=0, stable=True).argsort(dim=0)
                 places = places.minimum(torch.arange(len(order))[:, None])
@@ -217,6 +222,19 @@ class ProductSearch:
                 self._shortlists[side] = order[:SHORTLIST]
             order = order[:leaves]
         return order
+
+    def _clip_damage(self, grid: Grid) -> Tensor | None:
+        """What every candidate of a weight does at least, whatever a sample says; None where there is no such bound.
+
+        Where each channel has a scale of its own, a huge weight does not stand against all others, and is left to the
+        samples.
+        """
+        layerwise = self.weight and self.options.weights == "per-tensor"
+        if not layerwise or self.whole.h is None or not isinstance(grid, UniformGrid):
+            return None
+        if self._damages is None:
+            self._damages = clip_damage(self.whole, grid)
+        return self._damages
 
     def _round(self, side: Side, other: Quantizer | Float, fixed: Tensor, grid: Grid) -> Tensor:
         """The fixed side, rounded once for all candidates: those of a grid ask the same of a weight next to them."""
