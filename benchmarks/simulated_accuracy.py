@@ -81,7 +81,7 @@ def measure(
 
 def rows_of(name: str, table: Rows, folds: list[int], limit: int | None) -> Iterator[tuple[str, ...]]:
     model = real_data.load_model(name)
-    calibration = real_data.calibration_images(model).images
+    calibration = real_data.calibration_images(model, seed=table[0][1].seed).images
     sets = [real_data.validation_images(model, fold, limit) for fold in folds]
     images = np.concatenate([item.images for item in sets])
     labels = np.concatenate([item.labels for item in sets if item.labels is not None])
@@ -110,12 +110,14 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="photos per fold")
     parser.add_argument("--rows", nargs="+", type=int, help="only these rows of the table, counted from 1")
     parser.add_argument("--rounds", type=int, help="instead of each method's own")
+    parser.add_argument("--seed", type=int, default=0, help="picks the calibration photos and the labels drawn")
     parsed = parser.parse_args()
     process.prepare()
     table = method_rows(parsed.bits or [8, 6, 4]) if parsed.table == "methods" else ablation_rows(parsed.bits or [8, 6])
     table = [table[row - 1] for row in parsed.rows] if parsed.rows else table
     if parsed.rounds is not None:
         table = [(f"{title}, {parsed.rounds} rounds", replace(row, rounds=parsed.rounds)) for title, row in table]
+    table = [(title, replace(row, seed=parsed.seed)) for title, row in table]
     print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER))
     for name in parsed.model:
         for row in rows_of(name, table, parsed.fold, parsed.limit):
