@@ -212,8 +212,8 @@ class ProductSearch:
             if len(order) <= leaves:
                 continue
             places = self.measure(sample.objective, varied, fixed, grid, other, order)
-            if damage is not None:
-                places = places.maximum(damage.gather(0, order))
+            if damage is not None and isinstance(grid, UniformGrid):
+                places = places + (damage - clip_damage(sample.objective, grid)).gather(0, order)
             if turn == 0 and estimated:  # by the estimate or by the sample, whichever thinks better of it
                 places = places.argsort(dim=0, stable=True).argsort(dim=0)
                 places = places.minimum(torch.arange(len(order))[:, None])
@@ -224,7 +224,7 @@ class ProductSearch:
         return order
 
     def _clip_damage(self, grid: Grid) -> Tensor | None:
-        """What every candidate of a weight does at least, whatever a sample says; None where there is no such bound.
+        """What clipping does on all rows, to take the place of what a sample says of it; None where it is not known.
 
         Where each channel has a scale of its own, a huge weight does not stand against all others, and is left to the
         samples.
