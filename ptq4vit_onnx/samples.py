@@ -108,15 +108,15 @@ def mixed_columns(objective: Objective, seed: int, count: int) -> Sample:
     return Sample(small, lambda rhs: rhs @ signed)
 
 
-def fixed_rows(objective: Objective, seed: int, count: int, power: float = 1.0) -> Sample:
+def fixed_rows(objective: Objective, seed: int, count: int) -> Sample:
     """All of the right side next to some of the left side's rows: for the search of a weight."""
-    part, index = sample_rows(objective, seed, count, power)
+    part, index = sample_rows(objective, seed, count)
     return Sample(part, _as_it_is if index is None else lambda lhs: rows_of(lhs, index))
 
 
-def searched_rows(objective: Objective, seed: int, count: int, power: float = 1.0) -> Sample:
+def searched_rows(objective: Objective, seed: int, count: int) -> Sample:
     """Rows of the left side next to all of the right side: for the search of an activation next to a weight."""
-    return Sample(sample_rows(objective, seed, count, power)[0], _as_it_is)
+    return Sample(sample_rows(objective, seed, count)[0], _as_it_is)
 
 
 def rows_and_mixed_columns(objective: Objective, seed: int, rows: int, count: int, share: float = 1.0) -> Sample:
@@ -141,12 +141,11 @@ def _as_it_is(fixed: Tensor) -> Tensor:
     return fixed
 
 
-def sample_rows(objective: Objective, seed: int, count: int, power: float = 1.0) -> tuple[Objective, Tensor | None]:
+def sample_rows(objective: Objective, seed: int, count: int) -> tuple[Objective, Tensor | None]:
     """`count` rows of the left side: of a linear of all its rows, of a matmul of every head of every image or window;
     and which (None: all).
 
-    A row's chance goes with its weight to the `power`; it is weighted up by the inverse, so that sums stay unbiased.
-    Below 1 a sample is less sharp, and safer where the errors are not where the weight is.
+    A row's chance goes with its weight; it is weighted up by the inverse, so that sums stay unbiased.
     """
     rows = objective.lhs.shape[-2]
     if count >= rows:
@@ -156,7 +155,7 @@ def sample_rows(objective: Objective, seed: int, count: int, power: float = 1.0)
         index = index.expand(*objective.lhs.shape[:-2], count)
         h, unit = None, objective.unit * rows / count
     else:
-        index, factors = draw(_row_weights(objective) ** power, count, seed)
+        index, factors = draw(_row_weights(objective), count, seed)
         h, unit = rows_of(objective.h, index) * factors[..., None], objective.unit
     return Objective(rows_of(objective.lhs, index), objective.rhs, h, objective.metric, unit), index
 
@@ -209,12 +208,12 @@ def _column_weights(objective: Objective) -> Tensor:
 # The samples of one search, the largest first: how they are taken, and the most candidates each leaves to the next
 # larger one. Next to a weight all are drawn from all rows; a matmul's are drawn each from the one before.
 Steps = tuple[tuple[Callable[..., Sample], tuple[float, ...], int], ...]
-WEIGHT: Steps = ((fixed_rows, (1280, 0.5), 1), (fixed_rows, (320, 0.5), 4), (fixed_rows, (96,), 12))
-INPUT: Steps = ((searched_rows, (2048, 0.5), 1), (searched_rows, (768, 0.5), 4), (searched_rows, (128, 0.5), 12))
+WEIGHT: Steps = ((fixed_rows, (1920,), 1), (fixed_rows, (768,), 4), (fixed_rows, (192,), 12), (fixed_rows, (48,), 15))
+INPUT: Steps = ((searched_rows, (1536,), 1), (searched_rows, (512,), 4), (searched_rows, (128,), 12))
 MATMUL: Steps = (
     (rows_and_mixed_columns, (160, 96), 1),
     (rows_and_mixed_columns, (64, 32), 8),
-    (rows_and_mixed_columns, (20, 16, 0.5), 36),
+    (rows_and_mixed_columns, (20, 16, 0.5), 26),
 )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ptq4vit_onnx import samples
-from ptq4vit_onnx.clipping import clip_damage
+from ptq4vit_onnx.clipping import ClipDamage, corrected
 from ptq4vit_onnx.grids import Grid, UniformGrid
 from ptq4vit_onnx.objective import Objective
 from ptq4vit_onnx.options import Options
@@ -27,6 +27,7 @@ from ptq4vit_onnx.weight_codes import pair_limit, shipped
 
 RANKED = 40  # candidates of an activation next to a weight that an estimate leaves
 SHORTLIST = 8  # candidates that later rounds look at again
+NEIGHBOURS = 4  # candidates of a weight that the smallest sample judges by one of them
 CHEAP = 1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
 
 
@@ -86,7 +87,7 @@ class ProductSearch:
         self._shortlists: dict[Side, Tensor] = {}
         self._losses: dict[tuple[Quantizer, Uniform], float] = {}
         self._stages: dict[Side, Stages] = {}
-        self._damages: Tensor | None = None
+        self._damages: list[Tensor] = []
 
     def stages(self, side: Side) -> Stages:
         if side not in self._stages:
@@ -181,13 +182,16 @@ class ProductSearch:
     def search(self, side: Side, grid: Grid, other: Quantizer | Float, again: bool = False) -> Quantizer:
         """The best candidate of `grid` for one side, the other side fixed.
 
-        Fast: samples of the product, the smallest first, each leave the best few to the next. For an activation next
+        Fast: samples of the product, the smallest first, each leave the best few to the next. Of a weight the smallest
+        sample looks at one candidate of every few, and leaves those around the best. For an activation next
         to a weight, whose samples cost most, an estimate leaves some before. It does not see errors that add up in
         step, which in a product of two activations is not a matter of small differences (blocks.0.attn.qk of ViT-T at
         four bits: 50 times the smallest loss). again: only those that were best when this side was last searched, for
         the other side has moved little since.
         """
         order = torch.arange(grid.count)[:, None].expand(-1, grid.groups)
+        if not again:
+            self._shortlists.pop(side, None)
         if self.options.search == "exhaustive" or self._is_cheap(grid):
             fixed = self._round(side, other, self.whole.rhs if side == "lhs" else self.whole.lhs, grid)
             order = _best(order, self.measure(self.whole, side, fixed, grid, other, order), 1)
@@ -200,41 +204,43 @@ class ProductSearch:
         stages = self.stages(side)
         whole = self._round(side, other, stages.fixed, grid)
         estimated = self.weight and side == "lhs" and len(order) > RANKED
+        scouted = self.weight and side == "rhs" and len(order) == grid.count
         if estimated:
             estimates = self.rank(grid, stages.samples[1].objective, whole, other)
             order = _best(order, estimates.gather(0, order), RANKED)
         varied: Side = side if self.weight else "lhs"  # of a matmul's right side, the samples have the sides exchanged
         needed = [sample for sample in stages.samples if sample.leaves(grid.count) < len(order)]
-        damage = self._clip_damage(grid) if side == "rhs" else None
-        smallest_first = list(zip(needed, stages.mixed(whole), strict=False))[::-1]
-        for turn, (sample, fixed) in enumerate(smallest_first):
+        smallest_first = list(enumerate(zip(needed, stages.mixed(whole), strict=False)))[::-1]
+        for turn, (stage, (sample, fixed)) in enumerate(smallest_first):
             leaves = sample.leaves(grid.count)
-            if len(order) <= leaves:
+            scouting = scouted and turn == 0
+            tried = _scouts(order) if scouting else order
+            if len(tried) <= leaves:
                 continue
-            places = self.measure(sample.objective, varied, fixed, grid, other, order)
-            if damage is not None and isinstance(grid, UniformGrid):
-                places = places + (damage - clip_damage(sample.objective, grid)).gather(0, order)
+            places = self.measure(sample.objective, varied, fixed, grid, other, tried)
+            if self.weight and side == "rhs":
+                places = self._with_clipping(grid, stage, tried, places)
             if turn == 0 and estimated:  # by the estimate or by the sample, whichever thinks better of it
                 places = places.argsort(dim=0, stable=True).argsort(dim=0)
                 places = places.minimum(torch.arange(len(order))[:, None])
+            if scouting:
+                order = _with_neighbours(_best(tried, places, leaves), grid.count)
+                continue
             order = _best(order, places, max(leaves, SHORTLIST))
-            if turn == 0:
+            if len(order) >= SHORTLIST:
                 self._shortlists[side] = order[:SHORTLIST]
             order = order[:leaves]
         return order
 
-    def _clip_damage(self, grid: Grid) -> Tensor | None:
-        """What clipping does on all rows, to take the place of what a sample says of it; None where it is not known.
-
-        Where each channel has a scale of its own, a huge weight does not stand against all others, and is left to the
-        samples.
-        """
-        layerwise = self.weight and self.options.weights == "per-tensor"
-        if not layerwise or self.whole.h is None or not isinstance(grid, UniformGrid):
-            return None
-        if self._damages is None:
-            self._damages = clip_damage(self.whole, grid)
-        return self._damages
+    def _with_clipping(self, grid: Grid, stage: int, tried: Tensor, losses: Tensor) -> Tensor:
+        """Losses of a weight's candidates on the sample `stage`, with what clipping does on all rows."""
+        if self.whole.h is None or not isinstance(grid, UniformGrid):
+            return losses
+        if not self._damages:
+            damage = ClipDamage(self.whole.rhs, grid)
+            products = [*(sample.objective for sample in self.stages("rhs").samples), self.whole]
+            self._damages = [damage.on(product) for product in products]
+        return corrected(losses, *(self._damages[index].gather(0, tried) for index in (stage, -1)))
 
     def _round(self, side: Side, other: Quantizer | Float, fixed: Tensor, grid: Grid) -> Tensor:
         """The fixed side, rounded once for all candidates: those of a grid ask the same of a weight next to them."""
@@ -290,3 +296,15 @@ class ProductSearch:
 def _best(candidates: Tensor, losses: Tensor, count: int) -> Tensor:
     """The `count` candidates of each group with the smallest losses, best first; all are [n, groups]."""
     return candidates.gather(0, losses.argsort(dim=0, stable=True)[:count])
+
+
+def _scouts(candidates: Tensor) -> Tensor:
+    """One of every few of all candidates [n, groups]."""
+    index = torch.arange(0, len(candidates), NEIGHBOURS) + 1
+    return candidates[index.clamp(max=len(candidates) - 1)]
+
+
+def _with_neighbours(scouts: Tensor, count: int) -> Tensor:
+    """The candidates that `scouts` [n, groups] stand for, of `count` in all: [n * NEIGHBOURS, groups]."""
+    around = scouts[:, None] + torch.arange(-1, NEIGHBOURS - 1)[:, None]
+    return around.clamp(0, count - 1).flatten(0, 1)

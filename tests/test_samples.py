@@ -102,10 +102,9 @@ def test_rows_and_mixed_columns_have_the_loss_of_the_whole(metric: str) -> None:
     assert part * unit == pytest.approx(loss_of_lhs(objective, objective.rhs), rel=0.15)
 
 
-@pytest.mark.parametrize("power", [0.5, 1.0])
-def test_sampled_rows_stay_close_to_the_whole_loss(power: float) -> None:
+def test_sampled_rows_stay_close_to_the_whole_loss() -> None:
     objective = product()
-    part, index = sample_rows(objective, 0, 1000, power)
+    part, index = sample_rows(objective, 0, 1000)
     assert index is not None and part.lhs.shape[0] == 1000
     torch.testing.assert_close(part.lhs, objective.lhs[index])
     assert loss_of_lhs(part, part.rhs) == pytest.approx(loss_of_lhs(objective, objective.rhs), rel=0.1)

@@ -22,7 +22,7 @@ from ptq4vit_onnx.grids import (
 from ptq4vit_onnx.objective import Objective, objective_of
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Affine, Uniform
-from ptq4vit_onnx.search import RANKED, SHORTLIST, ProductSearch
+from ptq4vit_onnx.search import NEIGHBOURS, RANKED, SHORTLIST, Float, ProductSearch, _scouts, _with_neighbours
 from ptq4vit_onnx.sites import Site
 from ptq4vit_onnx.surrogate import lhs_terms, rank
 from ptq4vit_onnx.tape import Recording
@@ -168,6 +168,32 @@ def test_later_rounds_look_at_the_shortlist_alone(monkeypatch: pytest.MonkeyPatc
     assert counts == [RANKED, 12, 4]
     assert product.search("lhs", grid, other, again=True) == first
     assert counts[3:] == [SHORTLIST, 4]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7, 8, 20, 99, 100])
+def test_scouts_and_their_neighbours_are_all_candidates(count: int) -> None:
+    every = torch.arange(count)[:, None].expand(-1, 3)
+    scouts = _scouts(every)
+    assert len(scouts) == -(-count // NEIGHBOURS)
+    around = _with_neighbours(scouts, count)
+    assert all(set(column.tolist()) == set(range(count)) for column in around.T)
+
+
+def test_a_weight_is_scouted_before_all_candidates_near_the_best_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ptq4vit_onnx.search.CHEAP", 0)
+    recording = linear(rows=3000)
+    options = Options.paper()
+    search = ProductSearch(objective_of(recording, "hessian"), options, weight=True)
+    tried: list[tuple[int, int]] = []
+    measure = search.measure
+
+    def counted(product: Objective, *rest: Any) -> torch.Tensor:
+        tried.append((len(product.lhs), len(rest[-1])))
+        return measure(product, *rest)
+
+    monkeypatch.setattr(search, "measure", counted)
+    search.search("rhs", uniform_grid(recording.rhs, 8, 1, -1, options), Float(Uniform(8, (1.0,))))
+    assert tried == [(48, 25), (192, 60), (768, 12), (1920, 4)]
 
 
 def test_cosine_and_pearson_equal_their_definitions() -> None:
