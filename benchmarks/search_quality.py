@@ -110,11 +110,13 @@ def speed(name: str, blocks: int, images: int, bits: int, paper: bool) -> None:
             break
         if index < 7:  # the head and the last block, whose rows are nearly all dropped, would flatter exhaustive search
             continue
+        taken = {}
         for search in seconds:
             started = time.perf_counter()
             calibrate([recording], replace(options, search=search))  # type: ignore[arg-type]
-            seconds[search] += time.perf_counter() - started
-        print(f"{recording.site.name}: {seconds['exhaustive'] / seconds['fast']:.1f}x so far", file=sys.stderr)
+            taken[search] = time.perf_counter() - started
+            seconds[search] += taken[search]
+        print(f"{recording.site.name}: {taken['exhaustive']:.1f} s and {taken['fast']:.2f} s", file=sys.stderr)
     started = time.perf_counter()
     calibrate(record(model.module, pixels, options.seed, options.labels), options)
     whole = time.perf_counter() - started

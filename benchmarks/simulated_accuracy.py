@@ -4,7 +4,8 @@
     python benchmarks/simulated_accuracy.py ablation --model vit_t
 
 Prints one Markdown row as soon as it is measured. Every row is calibrated on the same 32 photos and measured on the
-same validation photos as the float model: drop is the paired difference in top-1, with its standard error.
+same validation photos as the float model, all of them and fold by fold: drop is the paired difference in top-1, with
+its standard error.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ptq4vit_onnx.simulate import simulate
 from ptq4vit_onnx.tape import record
 
 Rows = list[tuple[str, Options]]
-HEADER = ("model", "method", "bits", "top-1", "drop", "agreement", "KL", "calibration s")
+HEADER = ("model", "method", "bits", "folds", "top-1", "drop", "agreement", "KL", "calibration s")
 
 
 def method_rows(bits: list[int]) -> Rows:
@@ -64,17 +65,18 @@ def ablation_rows(bits: list[int]) -> Rows:
     return rows
 
 
-def measure(
-    model: LoadedModel, options: Options, calibration: Any, images: Any, labels: Any, reference: Any
-) -> dict[str, Any]:
+def quantised_logits(model: LoadedModel, options: Options, calibration: Any, images: Any) -> tuple[Any, float]:
+    """Of the simulated plan; and how many seconds its calibration took."""
     started = time.perf_counter()
     tape = record(model.module, torch.from_numpy(calibration), options.seed, options.labels)
     plans = calibrate(tape, options)
     seconds = time.perf_counter() - started
-    logits = simulate(model.module, plans, images)
-    drop = metrics.paired_drop(reference, logits, labels)
+    return simulate(model.module, plans, images), seconds
+
+
+def scores(logits: Any, reference: Any, labels: Any) -> dict[str, Any]:
     return {
-        "top1": metrics.top1(logits, labels), "drop": drop.to_data(), "seconds": seconds,
+        "top1": metrics.top1(logits, labels), "drop": metrics.paired_drop(reference, logits, labels).to_data(),
         "agreement": metrics.agreement(logits, reference), "kl": metrics.mean_kl(reference, logits),
     }  # fmt: skip
 
@@ -86,19 +88,28 @@ def rows_of(name: str, table: Rows, folds: list[int], limit: int | None) -> Iter
     images = np.concatenate([item.images for item in sets])
     labels = np.concatenate([item.labels for item in sets if item.labels is not None])
     reference = simulate(model.module, None, images)
-    yield (name, "float", "32", f"{metrics.top1(reference, labels):.1f}", "", "", "", "")
+    parts = parts_of(folds, [len(item.images) for item in sets])
+    for fold, part in parts.items():
+        yield (name, "float", "32", fold, f"{metrics.top1(reference[part], labels[part]):.1f}", "", "", "", "")
     for title, options in table:
-        result = measure(model, options, calibration, images, labels, reference)
-        drop = result["drop"]
-        print(
-            json.dumps({"model": name, "method": title, "options": options.to_data(), **result}),
-            file=sys.stderr,
-        )
-        yield (
-            name, title, f"W{options.weight_bits}A{options.activation_bits}", f"{result['top1']:.1f}",
-            f"{drop['points']:.1f} ± {drop['standard_error']:.1f}", f"{result['agreement']:.1f}", f"{result['kl']:.3f}",
-            f"{result['seconds']:.0f}",
-        )  # fmt: skip
+        logits, seconds = quantised_logits(model, options, calibration, images)
+        for fold, part in parts.items():
+            result = scores(logits[part], reference[part], labels[part])
+            about = {"model": name, "method": title, "options": options.to_data(), "folds": fold, "seconds": seconds}
+            print(json.dumps({**about, **result}), file=sys.stderr)
+            drop = result["drop"]
+            yield (
+                name, title, f"W{options.weight_bits}A{options.activation_bits}", fold, f"{result['top1']:.1f}",
+                f"{drop['points']:.1f} ± {drop['standard_error']:.1f}", f"{result['agreement']:.1f}",
+                f"{result['kl']:.4f}", f"{seconds:.0f}",
+            )  # fmt: skip
+
+
+def parts_of(folds: list[int], sizes: list[int]) -> dict[str, slice]:
+    """All photos, and those of each fold where there are several."""
+    ends = np.cumsum(sizes).tolist()
+    parts = {str(fold): slice(end - size, end) for fold, size, end in zip(folds, sizes, ends, strict=True)}
+    return parts if len(folds) == 1 else {" and ".join(parts): slice(None), **parts}
 
 
 def main() -> None:

@@ -68,6 +68,12 @@ class Objective:
         """The float output; made when it is first asked for, because a search looks at samples of the product alone."""
         return self.lhs @ self.rhs
 
+    @cached_property
+    def row_weights(self) -> Tensor:
+        """How much each row of the left side [.., n] moves the loss; made once for all samples drawn by it."""
+        energy: Tensor = self.lhs.square().sum(-1)
+        return energy if self.h is None else self.h.sum(-1) * (energy + energy.mean())
+
     @property
     def size(self) -> int:
         """How many elements the output has."""

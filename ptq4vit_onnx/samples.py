@@ -155,7 +155,7 @@ def sample_rows(objective: Objective, seed: int, count: int) -> tuple[Objective,
         index = index.expand(*objective.lhs.shape[:-2], count)
         h, unit = None, objective.unit * rows / count
     else:
-        index, factors = draw(_row_weights(objective), count, seed)
+        index, factors = draw(objective.row_weights, count, seed)
         h, unit = rows_of(objective.h, index) * factors[..., None], objective.unit
     return Objective(rows_of(objective.lhs, index), objective.rhs, h, objective.metric, unit), index
 
@@ -193,22 +193,18 @@ def draw(weights: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
     return index, chances.gather(-1, index).reciprocal().to(torch.float32)
 
 
-def _row_weights(objective: Objective) -> Tensor:
-    """How much the rows of the left side [.., n] move the loss."""
-    energy: Tensor = objective.lhs.square().sum(-1)
-    return energy if objective.h is None else objective.h.sum(-1) * (energy + energy.mean())
-
-
 def _column_weights(objective: Objective) -> Tensor:
-    """The same for the columns of the right side."""
+    """How much the columns of the right side [.., M] move the loss."""
     energy: Tensor = objective.rhs.square().sum(-2)
     return energy if objective.h is None else objective.h.sum(-2) * (energy + energy.mean())
 
 
 # The samples of one search, the largest first: how they are taken, and the most candidates each leaves to the next
-# larger one. Next to a weight all are drawn from all rows; a matmul's are drawn each from the one before.
+# larger one. Next to a weight all are drawn from all rows; a matmul's are drawn each from the one before. Where every
+# channel of a weight picks its own scale, a sample must be right for each of them, and so is larger.
 Steps = tuple[tuple[Callable[..., Sample], tuple[float, ...], int], ...]
-WEIGHT: Steps = ((fixed_rows, (1920,), 1), (fixed_rows, (768,), 4), (fixed_rows, (192,), 12), (fixed_rows, (48,), 15))
+CHANNELS: Steps = ((fixed_rows, (1920,), 1), (fixed_rows, (768,), 4), (fixed_rows, (192,), 12), (fixed_rows, (48,), 15))
+WEIGHT: Steps = ((fixed_rows, (1280,), 1), (fixed_rows, (384,), 4), (fixed_rows, (128,), 12), (fixed_rows, (48,), 15))
 INPUT: Steps = ((searched_rows, (1536,), 1), (searched_rows, (512,), 4), (searched_rows, (128,), 12))
 MATMUL: Steps = (
     (rows_and_mixed_columns, (160, 96), 1),
@@ -217,10 +213,12 @@ MATMUL: Steps = (
 )
 
 
-def stages_of(objective: Objective, weight: bool, side: Side, seed: int) -> Stages:
-    """weight: the right side is one, and not an activation."""
-    if weight:
-        fixed, steps = (objective.rhs, INPUT) if side == "lhs" else (objective.lhs, WEIGHT)
+def stages_of(objective: Objective, weight: bool, side: Side, seed: int, per_channel: bool = False) -> Stages:
+    """weight: the right side is one, and not an activation. per_channel: each of its columns has a scale."""
+    if weight and side == "lhs":
+        fixed, steps = objective.rhs, INPUT
+    elif weight:
+        fixed, steps = objective.lhs, CHANNELS if per_channel else WEIGHT
     else:
         objective, _ = sample_entries(objective, seed, max(2, MOST_HEADS // objective.lhs.shape[1]))
         objective = objective if side == "lhs" else objective.transposed

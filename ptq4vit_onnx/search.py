@@ -26,7 +26,7 @@ from ptq4vit_onnx.surrogate import lhs_terms, rank
 from ptq4vit_onnx.weight_codes import pair_limit, shipped
 
 RANKED = 40  # candidates of an activation next to a weight that an estimate leaves
-SHORTLIST = 8  # candidates that later rounds look at again
+SHORTLIST = 6  # candidates that later rounds look at again
 NEIGHBOURS = 4  # candidates of a weight that the smallest sample judges by one of them
 CHEAP = 1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
 
@@ -91,7 +91,8 @@ class ProductSearch:
 
     def stages(self, side: Side) -> Stages:
         if side not in self._stages:
-            self._stages[side] = samples.stages_of(self.whole, self.weight, side, self.options.seed)
+            per_channel = self.options.weights == "per-channel"
+            self._stages[side] = samples.stages_of(self.whole, self.weight, side, self.options.seed, per_channel)
         return self._stages[side]
 
     def run(self, lhs_grids: Sequence[Grid], rhs_grid: Grid, start: Uniform) -> Found:

@@ -179,10 +179,19 @@ def test_scouts_and_their_neighbours_are_all_candidates(count: int) -> None:
     assert all(set(column.tolist()) == set(range(count)) for column in around.T)
 
 
-def test_a_weight_is_scouted_before_all_candidates_near_the_best_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ("per-tensor", [(48, 25), (128, 60), (384, 12), (1280, 4)]),
+        ("per-channel", [(48, 25), (192, 60), (768, 12), (1920, 4)]),
+    ],
+)
+def test_a_weight_is_scouted_before_all_candidates_near_the_best_are_measured(
+    weights: Any, expected: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ptq4vit_onnx.search.CHEAP", 0)
     recording = linear(rows=3000)
-    options = Options.paper()
+    options = Options(weights=weights)
     search = ProductSearch(objective_of(recording, "hessian"), options, weight=True)
     tried: list[tuple[int, int]] = []
     measure = search.measure
@@ -193,7 +202,7 @@ def test_a_weight_is_scouted_before_all_candidates_near_the_best_are_measured(mo
 
     monkeypatch.setattr(search, "measure", counted)
     search.search("rhs", uniform_grid(recording.rhs, 8, 1, -1, options), Float(Uniform(8, (1.0,))))
-    assert tried == [(48, 25), (192, 60), (768, 12), (1920, 4)]
+    assert tried == expected
 
 
 def test_cosine_and_pearson_equal_their_definitions() -> None:
