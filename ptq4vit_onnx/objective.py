@@ -10,7 +10,7 @@ All four follow from a few sums, so the exact value and the fast estimate share 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -58,10 +58,15 @@ class Objective:
 
     lhs [.., n, K], rhs [.., K, M] or [K, M], h like the output. h is g^2 scaled to mean 1 for hessian, else ones.
     unit: what a loss must be multiplied by to be sum g^2 d^2 over all that the recording stands for.
+    row_weights: how much each row of the left side [.., n] moves the loss, where more is known than can be seen here.
     """
 
-    def __init__(self, lhs: Tensor, rhs: Tensor, h: Tensor | None, metric: Metric, unit: float = 1.0) -> None:
+    def __init__(
+        self, lhs: Tensor, rhs: Tensor, h: Tensor | None, metric: Metric, unit: float = 1.0,
+        row_weights: Tensor | None = None,
+    ) -> None:  # fmt: skip
         self.lhs, self.rhs, self.h, self.metric, self.unit = lhs, rhs, h, metric, unit
+        self._row_weights = row_weights
 
     @cached_property
     def out(self) -> Tensor:
@@ -71,8 +76,21 @@ class Objective:
     @cached_property
     def row_weights(self) -> Tensor:
         """How much each row of the left side [.., n] moves the loss; made once for all samples drawn by it."""
+        if self._row_weights is not None:
+            return self._row_weights
         energy: Tensor = self.lhs.square().sum(-1)
         return energy if self.h is None else self.h.sum(-1) * (energy + energy.mean())
+
+    def drawn_by_errors(self, changes: Sequence[Tensor]) -> Objective:
+        """The same linear, its rows weighing also what they lose if its weight [K, M] moves by each of `changes`."""
+        assert self.h is not None
+        step = max(1, CHUNK_ELEMENTS // self.h.shape[-1])
+        parts = [slice(start, start + step) for start in range(0, self.lhs.shape[0], step)]
+        weights = [self.row_weights]
+        for change in changes:
+            weights.append(torch.cat([(self.lhs[p] @ change).square_().mul_(self.h[p]).sum(-1) for p in parts]))
+        total = torch.stack([weight / weight.sum().clamp(min=1e-30) for weight in weights]).sum(0)
+        return Objective(self.lhs, self.rhs, self.h, self.metric, self.unit, total)
 
     @property
     def size(self) -> int:

@@ -110,6 +110,19 @@ def test_sampled_rows_stay_close_to_the_whole_loss() -> None:
     assert loss_of_lhs(part, part.rhs) == pytest.approx(loss_of_lhs(objective, objective.rhs), rel=0.1)
 
 
+def test_rows_are_drawn_by_what_they_lose_if_the_weight_moves() -> None:
+    objective = product(rows=600)
+    assert objective.h is not None
+    change = round_off(objective.rhs) - objective.rhs
+    objective.lhs[17] = 100 * change[:, 0] / change[:, 0].norm()  # errs most, in a column of little weight
+    objective.h[17] = 0.001 * objective.h[17]
+    drawn = objective.drawn_by_errors([change])
+    lost = (objective.h * (objective.lhs @ change).square()).sum(-1)
+    expected = objective.row_weights / objective.row_weights.sum() + lost / lost.sum()
+    torch.testing.assert_close(drawn.row_weights, expected)
+    torch.testing.assert_close(drawn.lhs, objective.lhs)
+
+
 def test_the_rows_a_weight_is_searched_on_are_taken_from_the_rounded_side_too() -> None:
     objective = product(rows=600)
     sample = fixed_rows(objective, 0, 64)

@@ -182,7 +182,7 @@ def test_scouts_and_their_neighbours_are_all_candidates(count: int) -> None:
 @pytest.mark.parametrize(
     ("weights", "expected"),
     [
-        ("per-tensor", [(48, 25), (128, 60), (384, 12), (1280, 4)]),
+        ("per-tensor", [(32, 25), (64, 60), (256, 12), (768, 4)]),
         ("per-channel", [(48, 25), (192, 60), (768, 12), (1920, 4)]),
     ],
 )
