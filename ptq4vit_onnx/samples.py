@@ -205,7 +205,7 @@ def _column_weights(objective: Objective) -> Tensor:
 Steps = tuple[tuple[Callable[..., Sample], tuple[float, ...], int], ...]
 CHANNELS: Steps = ((fixed_rows, (1920,), 1), (fixed_rows, (768,), 4), (fixed_rows, (192,), 12), (fixed_rows, (48,), 15))
 WEIGHT: Steps = ((fixed_rows, (768,), 1), (fixed_rows, (256,), 4), (fixed_rows, (64,), 12), (fixed_rows, (32,), 15))
-INPUT: Steps = ((searched_rows, (1536,), 1), (searched_rows, (512,), 4), (searched_rows, (128,), 12))
+INPUT: Steps = ((searched_rows, (768,), 1), (searched_rows, (256,), 4), (searched_rows, (64,), 12))
 MATMUL: Steps = (
     (rows_and_mixed_columns, (160, 96), 1),
     (rows_and_mixed_columns, (64, 32), 8),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,9 +29,10 @@ from ptq4vit_onnx.weight_codes import pair_limit, shipped
 RANKED = 40  # candidates of an activation next to a weight that an estimate leaves
 SHORTLIST = 6  # candidates that later rounds look at again
 NEIGHBOURS = 4  # candidates of a weight that the smallest sample judges by one of them
-# Candidates of a weight whose errors on all rows say which rows to draw: without clipping, and with. A row may have
-# little of what makes rows weigh, and a quarter of the loss (one of 6304 of blocks.7.mlp.fc1 of ViT-T).
-PROBES = 0.84, 0.3
+# Next to or of a weight, the candidates whose errors on all rows say which rows to draw, as parts of the grid: one that
+# clips, of a weight also one that does not. A row may have little of what makes rows weigh, and a quarter of the loss
+# (one of 6304 of blocks.7.mlp.fc1 of ViT-T).
+PROBES: dict[Side, tuple[float, ...]] = {"rhs": (0.84, 0.3), "lhs": (0.3,)}
 CHEAP = 1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
 
 
@@ -92,16 +94,29 @@ class ProductSearch:
         self._stages: dict[Side, Stages] = {}
         self._damages: list[Tensor] = []
 
-    def stages(self, side: Side, grid: Grid | None = None, other: Quantizer | Float | None = None) -> Stages:
-        """grid, other: where a weight is searched, its candidates, and what it stands next to."""
+    def stages(self, side: Side) -> Stages:
+        """The samples that one side is searched on; rows are drawn by what they weigh, unless `_probe` said more."""
         if side not in self._stages:
-            drawn = self.whole
-            if self.weight and side == "rhs" and grid is not None and other is not None and drawn.h is not None:
-                probes = (grid.pick([int(part * (grid.count - 1))] * grid.groups) for part in PROBES)
-                drawn = drawn.drawn_by_errors([self.quantize_rhs(drawn.rhs, q, other) - drawn.rhs for q in probes])
-            per_channel = self.options.weights == "per-channel"
-            self._stages[side] = samples.stages_of(drawn, self.weight, side, self.options.seed, per_channel)
+            self._stages[side] = self._stages_of(self.whole, side)
         return self._stages[side]
+
+    def _stages_of(self, product: Objective, side: Side) -> Stages:
+        per_channel = self.options.weights == "per-channel"
+        return samples.stages_of(product, self.weight, side, self.options.seed, per_channel)
+
+    def _probe(self, side: Side, grid: Grid, other: Quantizer | Float) -> None:
+        """Before the first search of one side of a linear: samples whose rows are drawn by what they lose."""
+        if side in self._stages or not self.weight or self.whole.h is None:
+            return
+        picks = (int(part * (grid.count - 1)) for part in PROBES[side])
+        probes = [grid.pick([pick] * grid.groups) for pick in picks]
+        if side == "rhs":
+            changes = [self.quantize_rhs(self.whole.rhs, probe, other) - self.whole.rhs for probe in probes]
+            moves = [partial(torch.matmul, other=change) for change in changes]
+        else:
+            rhs = self._round(side, other, self.whole.rhs, grid)
+            moves = [partial(_moved, by=probe, rhs=rhs) for probe in probes]
+        self._stages[side] = self._stages_of(self.whole.drawn_by_errors(moves), side)
 
     def run(self, lhs_grids: Sequence[Grid], rhs_grid: Grid, start: Uniform) -> Found:
         """The best pair of quantizers over all forms of the left side; `start` is the right side to begin with.
@@ -210,7 +225,8 @@ class ProductSearch:
 
     def _narrow(self, side: Side, grid: Grid, other: Quantizer | Float, order: Tensor) -> Tensor:
         """The best of the candidates `order` [n, groups] of one side, sample by sample: [1, groups]."""
-        stages = self.stages(side, grid, other)
+        self._probe(side, grid, other)
+        stages = self.stages(side)
         whole = self._round(side, other, stages.fixed, grid)
         estimated = self.weight and side == "lhs" and len(order) > RANKED
         scouted = self.weight and side == "rhs" and len(order) == grid.count
@@ -300,6 +316,11 @@ class ProductSearch:
         form = lhs.form if isinstance(lhs, Float) else lhs
         assert form is not None
         return shipped(rhs, form, typing.cast(Uniform, quantizer))
+
+
+def _moved(x: Tensor, by: Quantizer, rhs: Tensor) -> Tensor:
+    """What the output moves by if these rows of the left side are rounded."""
+    return by.fake_quantize(x).sub_(x) @ rhs
 
 
 def _best(candidates: Tensor, losses: Tensor, count: int) -> Tensor:

@@ -110,13 +110,13 @@ def test_sampled_rows_stay_close_to_the_whole_loss() -> None:
     assert loss_of_lhs(part, part.rhs) == pytest.approx(loss_of_lhs(objective, objective.rhs), rel=0.1)
 
 
-def test_rows_are_drawn_by_what_they_lose_if_the_weight_moves() -> None:
+def test_rows_are_drawn_by_what_they_lose_if_the_output_moves() -> None:
     objective = product(rows=600)
     assert objective.h is not None
     change = round_off(objective.rhs) - objective.rhs
     objective.lhs[17] = 100 * change[:, 0] / change[:, 0].norm()  # errs most, in a column of little weight
     objective.h[17] = 0.001 * objective.h[17]
-    drawn = objective.drawn_by_errors([change])
+    drawn = objective.drawn_by_errors([lambda x: x @ change])
     lost = (objective.h * (objective.lhs @ change).square()).sum(-1)
     expected = objective.row_weights / objective.row_weights.sum() + lost / lost.sum()
     torch.testing.assert_close(drawn.row_weights, expected)
