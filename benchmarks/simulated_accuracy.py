@@ -2,10 +2,12 @@
 
     python benchmarks/simulated_accuracy.py methods  --model vit_t deit_t
     python benchmarks/simulated_accuracy.py ablation --model vit_t
+    python benchmarks/simulated_accuracy.py methods --rows 2 5 8 --rounds 1 --fold 3 --seed 0 1 2 3
 
 Prints one Markdown row as soon as it is measured. Every row is calibrated on the same 32 photos and measured on the
 same validation photos as the float model, all of them and fold by fold: drop is the paired difference in top-1, with
-its standard error.
+its standard error. A seed picks the calibration photos and draws the labels; of several, the mean follows, its drop
+with the standard deviation of one seed's.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import json
 import sys
 import time
+import typing
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,12 +30,12 @@ from benchmarks import real_data
 from ptq4vit_onnx import metrics, process
 from ptq4vit_onnx.calibrate import calibrate
 from ptq4vit_onnx.loading import LoadedModel
-from ptq4vit_onnx.options import Options
+from ptq4vit_onnx.options import Labels, Options
 from ptq4vit_onnx.simulate import simulate
 from ptq4vit_onnx.tape import record
 
 Rows = list[tuple[str, Options]]
-HEADER = ("model", "method", "bits", "folds", "top-1", "drop", "agreement", "KL", "calibration s")
+HEADER = ("model", "method", "bits", "folds", "seed", "top-1", "drop", "agreement", "KL", "calibration s")
 
 
 def method_rows(bits: list[int]) -> Rows:
@@ -81,28 +84,50 @@ def scores(logits: Any, reference: Any, labels: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rows_of(name: str, table: Rows, folds: list[int], limit: int | None) -> Iterator[tuple[str, ...]]:
+def rows_of(name: str, table: Rows, folds: list[int], seeds: list[int], limit: int | None) -> Iterator[tuple[str, ...]]:
     model = real_data.load_model(name)
-    calibration = real_data.calibration_images(model, seed=table[0][1].seed).images
+    calibration = {seed: real_data.calibration_images(model, seed=seed).images for seed in seeds}
     sets = [real_data.validation_images(model, fold, limit) for fold in folds]
     images = np.concatenate([item.images for item in sets])
     labels = np.concatenate([item.labels for item in sets if item.labels is not None])
     reference = simulate(model.module, None, images)
     parts = parts_of(folds, [len(item.images) for item in sets])
     for fold, part in parts.items():
-        yield (name, "float", "32", fold, f"{metrics.top1(reference[part], labels[part]):.1f}", "", "", "", "")
+        yield (name, "float", "32", fold, "", f"{metrics.top1(reference[part], labels[part]):.1f}", "", "", "", "")
     for title, options in table:
-        logits, seconds = quantised_logits(model, options, calibration, images)
-        for fold, part in parts.items():
-            result = scores(logits[part], reference[part], labels[part])
-            about = {"model": name, "method": title, "options": options.to_data(), "folds": fold, "seconds": seconds}
-            print(json.dumps({**about, **result}), file=sys.stderr)
-            drop = result["drop"]
-            yield (
-                name, title, f"W{options.weight_bits}A{options.activation_bits}", fold, f"{result['top1']:.1f}",
-                f"{drop['points']:.1f} ± {drop['standard_error']:.1f}", f"{result['agreement']:.1f}",
-                f"{result['kl']:.4f}", f"{seconds:.0f}",
-            )  # fmt: skip
+        results = []
+        for seed in seeds:
+            seeded = replace(options, seed=seed)
+            logits, seconds = quantised_logits(model, seeded, calibration[seed], images)
+            result = {fold: scores(logits[part], reference[part], labels[part]) for fold, part in parts.items()}
+            for fold, values in result.items():
+                about = {"model": name, "method": title, "options": seeded.to_data(), "folds": fold, "seconds": seconds}
+                print(json.dumps({**about, **values}), file=sys.stderr)
+                yield (name, title, width(options), fold, str(seed), *cells(values), f"{seconds:.0f}")
+            results.append(result)
+        if len(seeds) > 1:
+            for fold in parts:
+                values = mean_of([result[fold] for result in results])
+                yield (name, title, width(options), fold, "mean", *cells(values), "")
+
+
+def width(options: Options) -> str:
+    return f"W{options.weight_bits}A{options.activation_bits}"
+
+
+def cells(values: dict[str, Any]) -> tuple[str, ...]:
+    drop = values["drop"]
+    return (
+        f"{values['top1']:.1f}", f"{drop['points']:.1f} ± {drop['standard_error']:.1f}", f"{values['agreement']:.1f}",
+        f"{values['kl']:.4f}",
+    )  # fmt: skip
+
+
+def mean_of(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the scores of several seeds; in the place of the standard error, the standard deviation of the drops."""
+    drops = [result["drop"]["points"] for result in results]
+    means = {key: float(np.mean([result[key] for result in results])) for key in ("top1", "agreement", "kl")}
+    return {**means, "drop": {"points": float(np.mean(drops)), "standard_error": float(np.std(drops, ddof=1))}}
 
 
 def parts_of(folds: list[int], sizes: list[int]) -> dict[str, slice]:
@@ -121,17 +146,19 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="photos per fold")
     parser.add_argument("--rows", nargs="+", type=int, help="only these rows of the table, counted from 1")
     parser.add_argument("--rounds", type=int, help="instead of each method's own")
-    parser.add_argument("--seed", type=int, default=0, help="picks the calibration photos and the labels drawn")
+    parser.add_argument("--labels", choices=typing.get_args(Labels), help="instead of each method's own")
+    parser.add_argument("--seed", nargs="+", type=int, default=[0], help="of calibration photos and labels drawn")
     parsed = parser.parse_args()
     process.prepare()
     table = method_rows(parsed.bits or [8, 6, 4]) if parsed.table == "methods" else ablation_rows(parsed.bits or [8, 6])
     table = [table[row - 1] for row in parsed.rows] if parsed.rows else table
+    if parsed.labels is not None:
+        table = [(f"{title}, labels {parsed.labels}", replace(row, labels=parsed.labels)) for title, row in table]
     if parsed.rounds is not None:
-        table = [(f"{title}, {parsed.rounds} rounds", replace(row, rounds=parsed.rounds)) for title, row in table]
-    table = [(title, replace(row, seed=parsed.seed)) for title, row in table]
+        table = [(f"{title}, rounds {parsed.rounds}", replace(row, rounds=parsed.rounds)) for title, row in table]
     print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER))
     for name in parsed.model:
-        for row in rows_of(name, table, parsed.fold, parsed.limit):
+        for row in rows_of(name, table, parsed.fold, parsed.seed, parsed.limit):
             print("| " + " | ".join(row) + " |", flush=True)
 
 
