@@ -1,7 +1,7 @@
 """How close the fast search comes to exhaustive search, and how much faster it is.
 
-    python benchmarks/search_quality.py quality --model vit_t --bits 8 6 4 [--paper] [--seed 1]
-    python benchmarks/search_quality.py speed   --model deit_s --blocks 1 [--paper]
+    python benchmarks/search_quality.py quality --model vit_t --bits 8 6 4 [--paper | --base] [--seed 1]
+    python benchmarks/search_quality.py speed   --model deit_s --blocks 1 [--paper | --base]
 
 quality: for every site and both sides, the other side fixed, the exact loss (all rows) of the fast search's choice over
 the smallest exact loss of all candidates; those beyond 1 % are named on stderr. speed: both searches on the same
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +35,9 @@ from ptq4vit_onnx.samples import Side
 from ptq4vit_onnx.search import Float, ProductSearch
 from ptq4vit_onnx.tape import Recording, record
 
+MAKE: dict[str, Callable[..., Options]] = {
+    "defaults": Options, "published form": Options.paper, "Base PTQ": Options.base,
+}  # fmt: skip
 NEAR = 1.01  # of the smallest loss
 
 
@@ -70,12 +73,12 @@ def turns(
         yield from (("lhs", lhs_grid, start), ("rhs", rhs_grid, fast.search("lhs", lhs_grid, start)))
 
 
-def quality(name: str, bits: list[int], images: int, paper: bool, seed: int) -> None:
+def quality(name: str, bits: list[int], images: int, form: str, seed: int) -> None:
     model = real_data.load_model(name)
     pixels = torch.from_numpy(real_data.calibration_images(model, images, seed).images)
     print("| bits | searches | within 1 % | worst ratio | worst site |\n|---|---|---|---|---|")
     for k in bits:
-        options = replace(options_of(k, images, paper), seed=seed)
+        options = replace(options_of(k, images, form), seed=seed)
         found = []
         for recording in record(model.module, pixels, options.seed, options.labels):
             found += [(ratio, f"{recording.site.name} {side}") for side, ratio in ratios(recording, options)]
@@ -90,12 +93,11 @@ def quality(name: str, bits: list[int], images: int, paper: bool, seed: int) -> 
         )
 
 
-def options_of(bits: int, images: int, paper: bool) -> Options:
-    make = Options.paper if paper else Options
-    return make(weight_bits=bits, activation_bits=bits, images=images)
+def options_of(bits: int, images: int, form: str) -> Options:
+    return MAKE[form](weight_bits=bits, activation_bits=bits, images=images)
 
 
-def speed(name: str, blocks: int, images: int, bits: int, paper: bool) -> None:
+def speed(name: str, blocks: int, images: int, bits: int, form: str) -> None:
     model = load(resolve(name), random_weights=True)
     pixels = torch.from_numpy(synthetic_images(model.preprocessing, images, 0).images)
     started = time.perf_counter()
@@ -103,7 +105,7 @@ def speed(name: str, blocks: int, images: int, bits: int, paper: bool) -> None:
         for start in range(0, len(pixels), 4):
             model.module(pixels[start : start + 4])
     forward = time.perf_counter() - started
-    options = options_of(bits, images, paper)
+    options = options_of(bits, images, form)
     seconds = {"fast": 0.0, "exhaustive": 0.0}
     for index, recording in enumerate(record(model.module, pixels, options.seed, options.labels)):
         if index >= 1 + 6 * (blocks + 1):
@@ -120,7 +122,6 @@ def speed(name: str, blocks: int, images: int, bits: int, paper: bool) -> None:
     started = time.perf_counter()
     calibrate(record(model.module, pixels, options.seed, options.labels), options)
     whole = time.perf_counter() - started
-    form = "published form" if paper else "defaults"
     print(f"{name}, {form}, {images} images, {blocks} block(s), {torch.get_num_threads()} threads")
     ratio = seconds["exhaustive"] / seconds["fast"]
     print(f"  exhaustive {seconds['exhaustive']:.1f} s, fast {seconds['fast']:.1f} s: {ratio:.1f} times faster")
@@ -135,13 +136,16 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=32)
     parser.add_argument("--blocks", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0, help="of quality: picks the photos, the labels and the samples")
-    parser.add_argument("--paper", action="store_true", help="the published form instead of the defaults")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--paper", dest="form", action="store_const", const="published form", help="instead of defaults")
+    form.add_argument("--base", dest="form", action="store_const", const="Base PTQ", help="instead of the defaults")
+    parser.set_defaults(form="defaults")
     parsed = parser.parse_args()
     process.prepare()
     if parsed.what == "quality":
-        quality(parsed.model or "vit_t", parsed.bits, parsed.images, parsed.paper, parsed.seed)
+        quality(parsed.model or "vit_t", parsed.bits, parsed.images, parsed.form, parsed.seed)
     else:
-        speed(parsed.model or "deit_s", parsed.blocks, parsed.images, parsed.bits[0], parsed.paper)
+        speed(parsed.model or "deit_s", parsed.blocks, parsed.images, parsed.bits[0], parsed.form)
 
 
 if __name__ == "__main__":

@@ -201,11 +201,13 @@ def _column_weights(objective: Objective) -> Tensor:
 
 # The samples of one search, the largest first: how they are taken, and the most candidates each leaves to the next
 # larger one. Next to a weight all are drawn from all rows; a matmul's are drawn each from the one before. Where every
-# channel of a weight picks its own scale, a sample must be right for each of them, and so is larger.
+# channel of a weight picks its own scale, a sample must be right for each of them, and so is larger; so it is where
+# the metric has no weights, and rows are drawn evenly.
 Steps = tuple[tuple[Callable[..., Sample], tuple[float, ...], int], ...]
 CHANNELS: Steps = ((fixed_rows, (1920,), 1), (fixed_rows, (768,), 4), (fixed_rows, (192,), 12), (fixed_rows, (48,), 15))
 WEIGHT: Steps = ((fixed_rows, (768,), 1), (fixed_rows, (256,), 4), (fixed_rows, (64,), 12), (fixed_rows, (32,), 15))
 INPUT: Steps = ((searched_rows, (768,), 1), (searched_rows, (256,), 4), (searched_rows, (64,), 12))
+EVENLY: Steps = ((searched_rows, (1536,), 1), (searched_rows, (512,), 4), (searched_rows, (128,), 12))
 MATMUL: Steps = (
     (rows_and_mixed_columns, (160, 96), 1),
     (rows_and_mixed_columns, (64, 32), 8),
@@ -216,9 +218,9 @@ MATMUL: Steps = (
 def stages_of(objective: Objective, weight: bool, side: Side, seed: int, per_channel: bool = False) -> Stages:
     """weight: the right side is one, and not an activation. per_channel: each of its columns has a scale."""
     if weight and side == "lhs":
-        fixed, steps = objective.rhs, INPUT
+        fixed, steps = objective.rhs, EVENLY if objective.h is None else INPUT
     elif weight:
-        fixed, steps = objective.lhs, CHANNELS if per_channel else WEIGHT
+        fixed, steps = objective.lhs, CHANNELS if per_channel or objective.h is None else WEIGHT
     else:
         objective, _ = sample_entries(objective, seed, max(2, MOST_HEADS // objective.lhs.shape[1]))
         objective = objective if side == "lhs" else objective.transposed
