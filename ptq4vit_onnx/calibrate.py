@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.grids import (
     Grid,
     affine_grid,
@@ -49,6 +50,7 @@ def calibrate(
 
 def plan_site(recording: Recording, options: Options) -> SitePlan:
     """Search both sides of one product."""
+    require_finite(recording)
     main, outliers = split_outliers(recording, options)
     site = main.site
     search = ProductSearch(objective_of(main, options.metric), options, site.rhs_is_weight)
@@ -56,9 +58,18 @@ def plan_site(recording: Recording, options: Options) -> SitePlan:
     found = search.run(lhs_grids(main, options), rhs_grid, start)
     plan = SitePlan(
         site.kind, site.lhs_source, found.lhs, found.rhs, outliers,
-        losses={options.metric: found.loss / search.whole.size}, forms=found.forms,
+        losses={options.metric: found.loss / (search.whole.size if options.sums_squares else 1)}, forms=found.forms,
     )  # fmt: skip
     return replace(plan, bias_correction=bias_correction(recording, plan)) if options.bias_correction else plan
+
+
+def require_finite(recording: Recording) -> None:
+    for what, values in (("input", recording.lhs), ("right side", recording.rhs), ("gradient", recording.grad)):
+        if not all(bool(end.isfinite()) for end in values.aminmax()):
+            raise UserError(
+                f"{recording.site.name}: its {what} is not finite on the calibration images, expected numbers; "
+                "check the images' values and the weights"
+            )
 
 
 def lhs_grids(recording: Recording, options: Options) -> list[Grid]:
@@ -99,7 +110,9 @@ def split_outliers(recording: Recording, options: Options) -> tuple[Recording, O
     index = torch.tensor(channels)
     alone = replace(recording, site=replace(recording.site, lhs_source="other"),
                     lhs=recording.lhs[:, index].contiguous(), rhs=recording.rhs[index].contiguous())  # fmt: skip
-    plan = plan_site(alone, replace(options, outliers="none", bias_correction=False))
+    # Of one input, all scales point in the same direction: a metric that ignores lengths cannot choose.
+    metric = options.metric if options.sums_squares else "mse"
+    plan = plan_site(alone, replace(options, metric=metric, outliers="none", bias_correction=False))
     rest = replace(recording, lhs=recording.lhs.index_fill(1, index, 0.0), rhs=recording.rhs.index_fill(0, index, 0.0))
     return rest, Outliers(tuple(channels), plan.lhs, plan.rhs)  # type: ignore[arg-type]
 

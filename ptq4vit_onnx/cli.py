@@ -23,6 +23,7 @@ from ptq4vit_onnx.models.specs import SPECS, find
 EXIT_CODES = (
     "exit codes: 0 done, 1 parity failed, 2 something you can mend, 3 a defect of this program, 130 interrupted"
 )
+OUT_OF_MEMORY = "can't allocate memory"  # as torch says it, in a RuntimeError
 TRACEBACK = "PTQ4VIT_ONNX_TRACEBACK"  # an environment variable: show where an unexpected error arose
 
 
@@ -57,7 +58,7 @@ def _explain(error: BaseException, resumes: bool) -> int:
         case KeyboardInterrupt():
             again = ", run the same command again to resume" if resumes else ""
             return _complain(130, f"interrupted; nothing half-written{again}")
-        case MemoryError():
+        case _ if isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error):
             return _complain(2, "not enough memory; ask for a smaller --batch or fewer --images")
         case OSError():  # a full disk, no permission: nothing that we could have known
             _drop_output()

@@ -48,6 +48,8 @@ class ClipDamage:
 def corrected(losses: Tensor, seen: Tensor, real: Tensor) -> Tensor:
     """A sample's losses, with the damage on all rows, `real`, in place of the damage it has `seen`; all [n, groups].
 
-    Where the loss is smaller than the damage seen, errors of other weights make up for it, and do so for the rest.
+    Where the loss is smaller than the damage seen, errors of other weights make up for it, and do so for the rest; a
+    sample that saw none says nothing about that.
     """
-    return losses + (real - seen) * (losses / seen.clamp(min=1e-300)).clamp(max=1.0)
+    left = torch.where(seen > 0, (losses / seen.clamp(min=1e-300)).clamp(max=1.0), 1.0)
+    return losses + (real - seen) * left

@@ -56,7 +56,7 @@ def _cells(row: SiteRow) -> dict[str, str]:
 
 
 def _twin(row: SiteRow) -> str:
-    """Why two ranges were taken or left: the expected damage they save, in nats per image."""
+    """Why two ranges were taken or left: the expected damage they save, in nats per image or by the metric."""
     choice = twin_choice(row.plan)
     if choice is None:
         return ""

@@ -21,6 +21,8 @@ from ptq4vit_onnx.grids import group_reduce
 from ptq4vit_onnx.options import Metric
 from ptq4vit_onnx.tape import Recording
 
+VANISHED = 1e-9  # of the float output's square: less is rounding errors
+FEW = 8  # numbers whose direction says nothing, so that cosine and pearson would leave a scale to rounding errors
 CHUNK_ELEMENTS = 4_000_000  # outputs held at once while a candidate is measured: bounds memory, not results
 
 
@@ -42,15 +44,19 @@ class Sums:
         return cls(quad, none, none, none, none, 1.0)
 
     def value(self, metric: Metric) -> Tensor:
-        if metric in ("hessian", "mse"):
+        """Of groups of a few numbers, sum d^2 instead of what looks at directions alone."""
+        if metric in ("hessian", "mse") or self.size < FEW:
             return self.quad
         quad, dot, o_squared = self.quad, self.dot, self.o_squared
         if metric == "pearson":
             quad = quad - self.total**2 / self.size
             dot = dot - self.total * self.o_total / self.size
             o_squared = o_squared - self.o_total**2 / self.size
-        norm = (o_squared * (o_squared + 2 * dot + quad).clamp(min=0)).sqrt()
-        return 1 - (o_squared + dot) / norm.clamp(min=1e-30)
+        norm = (o_squared.clamp(min=0) * (o_squared + 2 * dot + quad).clamp(min=0)).sqrt()
+        similar = (o_squared + dot) / norm.clamp(min=1e-30)
+        vanished = norm <= VANISHED * self.o_squared  # nothing is left that could point anywhere, but rounding errors
+        apart = 1 - torch.where(vanished, 0.0, similar.clamp(-1, 1))
+        return torch.where(self.quad > 0, apart, 0.0)
 
 
 class Objective:
@@ -136,8 +142,8 @@ def objective_of(recording: Recording, metric: Metric) -> Objective:
     kept = (grad != 0).any(-1)
     if kept.dim() > 1:
         kept = kept.flatten(0, -2).any(0)
-    if not kept.all():
-        index = kept.nonzero().flatten() if kept.any() else torch.tensor([0])
+    if kept.any() and not kept.all():  # no gradient at all: all rows count alike
+        index = kept.nonzero().flatten()
         lhs, grad = lhs.index_select(-2, index), grad.index_select(-2, index)
     h, mean = _squared_to_mean_one(grad)
     return Objective(lhs, rhs, h, metric, mean / recording.share)

@@ -77,15 +77,21 @@ class Options:
         return asdict(self)
 
     @property
+    def sums_squares(self) -> bool:
+        """The metric is a sum over outputs, and not an angle."""
+        return self.metric in ("hessian", "mse")
+
+    @property
     def label(self) -> str:
         return f"w{self.weight_bits}a{self.activation_bits}"
 
 
+MAX_CANDIDATES = 1000  # ten times the paper's; each is held against thousands of bins at once
 _WHOLE = (
     ("weight_bits", MIN_BITS, MAX_BITS),
     ("activation_bits", MIN_BITS, MAX_BITS),
     ("rounds", 0, MAX_COUNT),
-    ("candidates", 1, MAX_COUNT),
+    ("candidates", 1, MAX_CANDIDATES),
     ("images", 1, MAX_COUNT),
     ("seed", 0, 2**32 - 1),
 )

@@ -174,7 +174,7 @@ def _matmul(scope: str, func: Any, lhs: Tensor, rhs: Tensor) -> Call:
     source = _source(lhs)
     name = f"{scope}.{'pv' if source == 'softmax' else 'qk'}".lstrip(".")
     kind: Kind = "matmul"
-    if lhs.dim() < 3 or lhs.shape[:-2] != rhs.shape[:-2]:
+    if lhs.dim() != 4 or lhs.shape[:-2] != rhs.shape[:-2]:
         raise UserError(
             f"cannot quantise this model: {scope or 'its forward'} multiplies {tuple(lhs.shape)} by "
             f"{tuple(rhs.shape)}, which is neither a linear nor an attention product"

@@ -136,7 +136,7 @@ class ProductSearch:
         for grid in lhs_grids[1:]:
             other = self.alternate(grid, rhs_grid, best[1], 1)
             if self._priced(other) < self._priced(best) and self.options.rounds > 1:
-                other = self.alternate(grid, rhs_grid, other[1], self.options.rounds - 1)
+                other = self.alternate(grid, rhs_grid, other[1], self.options.rounds - 1, other[0])
             tried.append(other)
             best = min(best, other, key=self._priced)
         return self._found(tried)
@@ -156,16 +156,18 @@ class ProductSearch:
             self._alone[limit] = typing.cast(Uniform, self.search("rhs", rhs_grid, Float(lhs), again))
         return lhs, self._alone[limit]
 
-    def alternate(self, lhs_grid: Grid, rhs_grid: Grid, rhs: Uniform, rounds: int) -> tuple[Quantizer, Uniform]:
+    def alternate(
+        self, lhs_grid: Grid, rhs_grid: Grid, rhs: Uniform, rounds: int, lhs: Quantizer | None = None
+    ) -> tuple[Quantizer, Uniform]:
         """One side, the other side, .. until neither moves, at most `rounds` times.
 
         A weight goes first in a round, as in the authors' code: what is searched last makes up for the errors found
         there, and a weight that does so for the float model's inputs is wrong for others (ViT-T at four bits, one
         round: KL 3.2 with the weights first, 3.6 with them last). `rhs`: where to begin, for a weight its first turn.
+        `lhs`: found next to it, where rounds went before.
         """
-        lhs: Quantizer | None = None
-        for turn in range(rounds):
-            before, again = (lhs, rhs), turn > 0
+        for _ in range(rounds):
+            before, again = (lhs, rhs), lhs is not None
             if self.weight and lhs is not None:
                 rhs = typing.cast(Uniform, self.search("rhs", rhs_grid, lhs, again))
             lhs = self.search("lhs", lhs_grid, rhs, again)
@@ -200,8 +202,8 @@ class ProductSearch:
         sample = stages.samples[0]
         fixed = sample.mix(self.quantize_rhs(stages.fixed, rhs, lhs))
         loss = float(sample.objective.loss(lhs.fake_quantize(sample.objective.lhs), fixed, 1, -1))
-        is_a_sum = self.options.metric in ("hessian", "mse")
-        return loss * sample.objective.unit / self.whole.unit if is_a_sum and self.whole.unit else loss
+        is_a_sum = self.options.sums_squares and self.whole.unit
+        return loss * sample.objective.unit / self.whole.unit if is_a_sum else loss
 
     def search(self, side: Side, grid: Grid, other: Quantizer | Float, again: bool = False) -> Quantizer:
         """The best candidate of `grid` for one side, the other side fixed.
@@ -211,9 +213,10 @@ class ProductSearch:
         to a weight, whose samples cost most, an estimate leaves some before. It does not see errors that add up in
         step, which in a product of two activations is not a matter of small differences (blocks.0.attn.qk of ViT-T at
         four bits: 50 times the smallest loss). again: only those that were best when this side was last searched, for
-        the other side has moved little since.
+        the other side has moved little since. Where all are alike, as for a unit that no gradient reaches, the first
+        and largest scale is taken, which clips nothing.
         """
-        order = torch.arange(grid.count)[:, None].expand(-1, grid.groups)
+        order = torch.arange(grid.count).flip(0)[:, None].expand(-1, grid.groups)
         if not again:
             self._shortlists.pop(side, None)
         if self.options.search == "exhaustive" or self._is_cheap(grid):
@@ -330,11 +333,11 @@ def _best(candidates: Tensor, losses: Tensor, count: int) -> Tensor:
 
 def _scouts(candidates: Tensor) -> Tensor:
     """One of every few of all candidates [n, groups]."""
-    index = torch.arange(0, len(candidates), NEIGHBOURS) + 1
+    index = torch.arange(0, len(candidates), NEIGHBOURS) + NEIGHBOURS // 2
     return candidates[index.clamp(max=len(candidates) - 1)]
 
 
 def _with_neighbours(scouts: Tensor, count: int) -> Tensor:
     """The candidates that `scouts` [n, groups] stand for, of `count` in all: [n * NEIGHBOURS, groups]."""
-    around = scouts[:, None] + torch.arange(-1, NEIGHBOURS - 1)[:, None]
+    around = scouts[:, None] + torch.arange(-1, NEIGHBOURS - 1).flip(0)[:, None]
     return around.clamp(0, count - 1).flatten(0, 1)

@@ -45,8 +45,7 @@ def summary(sites: Mapping[str, SitePlan]) -> str | None:
         return None
     taken = [choice.saves for choice in choices if choice.taken]
     left = [max(choice.saves, 0.0) for choice in choices if not choice.taken]
-    text = (
-        f"{len(taken)} of {len(choices)} softmax and GELU inputs take two ranges, which saves {sum(taken):.2g} nats of "
-    )
-    text += "expected damage per image"
+    text = f"{len(taken)} of {len(choices)} softmax and GELU inputs take two ranges, which saves {sum(taken):.2g} "
+    others = sorted({metric for site in sites.values() for metric in site.losses} - {"hessian"})
+    text += f"of the loss ({', '.join(others)})" if others else "nats of expected damage per image"
     return text + (f"; the others would save {sum(left):.2g}, not worth second products" if left else "")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ptq4vit_onnx.calibrate import bias_correction, calibrate, outlier_channels, plan_site, quantized_product
+from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.images import embedded_digits
 from ptq4vit_onnx.loading import load, resolve
 from ptq4vit_onnx.options import Options
@@ -81,6 +82,40 @@ def test_one_huge_channel_gets_scales_of_its_own_and_the_loss_falls() -> None:
     exact = item.lhs @ item.rhs
     errors = [(quantized_product(item.lhs, item.rhs, plan) - exact).square().mean() for plan in (split, whole)]
     assert errors[0] < errors[1] / 2
+
+
+@pytest.mark.parametrize("metric", ["cosine", "pearson"])
+def test_a_channel_by_itself_is_not_left_to_a_metric_of_directions(metric: Any) -> None:
+    item = recording(rows=2000)
+    item.lhs[:, 17] *= 60
+    plan = plan_site(item, Options(metric=metric, **QUICK))
+    exact = item.lhs @ item.rhs
+    assert (quantized_product(item.lhs, item.rhs, plan) - exact).norm() < 0.05 * exact.norm()
+
+
+@pytest.mark.parametrize("metric", ["cosine", "pearson"])
+def test_nor_is_a_single_row(metric: Any) -> None:
+    item = recording(rows=1)
+    plan = plan_site(item, Options(metric=metric, **QUICK))
+    exact = item.lhs @ item.rhs
+    assert (quantized_product(item.lhs, item.rhs, plan) - exact).norm() < 0.1 * exact.norm()
+
+
+def test_the_loss_of_an_angle_is_given_as_it_is() -> None:
+    item = recording()
+    plan = plan_site(item, Options(metric="cosine", search="exhaustive", weights="per-tensor", outliers="none"))
+    exact, out = item.lhs @ item.rhs, quantized_product(item.lhs, item.rhs, plan)
+    cosine = torch.nn.functional.cosine_similarity(exact.flatten().double(), out.flatten().double(), 0)
+    assert plan.losses["cosine"] == pytest.approx(float(1 - cosine), rel=0.05)
+
+
+@pytest.mark.parametrize("what", ["lhs", "rhs", "grad"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_refused_by_site(what: str, value: float) -> None:
+    item = recording()
+    getattr(item, what)[3, 3] = value
+    with pytest.raises(UserError, match=r"fc: its .* is not finite on the calibration images"):
+        plan_site(item, Options(**QUICK))
 
 
 def test_ordinary_channels_are_not_called_outliers() -> None:

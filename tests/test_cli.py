@@ -214,6 +214,7 @@ def test_an_unexpected_error_is_one_line_and_never_exit_1(
     ("failure", "said"),
     [
         (MemoryError(), "not enough memory; ask for a smaller --batch"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate"), "not enough memory; ask"),
         (OSError(errno.ENOSPC, "No space left on device", "/tmp/x"), "cannot read or write /tmp/x: No space left"),
     ],
 )

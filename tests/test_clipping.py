@@ -85,3 +85,8 @@ def test_a_huge_weight_for_a_few_tokens_is_not_clipped_away(
         found = product.search("rhs", grid, form)
         losses.append(float(product.loss(objective, form, found, 1, -1)))
     assert losses[0] <= 1.1 * losses[1]
+
+
+def test_a_sample_that_saw_no_damage_does_not_hide_it() -> None:
+    losses, seen, real = torch.tensor([[0.0, 4.0]]), torch.zeros(1, 2), torch.tensor([[3.0, 1.0]])
+    torch.testing.assert_close(corrected(losses, seen, real), torch.tensor([[3.0, 5.0]]))

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from ptq4vit_onnx.calibrate import plan_site, quantized_product
 from ptq4vit_onnx.grids import (
+    Grid,
     ListGrid,
     UniformGrid,
     affine_grid,
@@ -172,7 +174,7 @@ def test_later_rounds_look_at_the_shortlist_alone(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7, 8, 20, 99, 100])
 def test_scouts_and_their_neighbours_are_all_candidates(count: int) -> None:
-    every = torch.arange(count)[:, None].expand(-1, 3)
+    every = torch.arange(count).flip(0)[:, None].expand(-1, 3)
     scouts = _scouts(every)
     assert len(scouts) == -(-count // NEIGHBOURS)
     around = _with_neighbours(scouts, count)
@@ -213,6 +215,36 @@ def test_cosine_and_pearson_equal_their_definitions() -> None:
     pearson = objective_of(recording, "pearson").loss(quantized, recording.rhs, 1, -1).item()
     assert cosine == pytest.approx(1 - torch.cosine_similarity(out, moved, dim=0).item(), abs=1e-6)
     assert pearson == pytest.approx(1 - np.corrcoef(out, moved)[0, 1], abs=1e-6)
+
+
+def test_a_metric_of_directions_says_nothing_of_an_output_that_is_gone() -> None:
+    """Not 1 - residue / 1e-30, nor a root of less than zero."""
+    item = linear(rows=50, outputs=1)
+    for metric in ("cosine", "pearson"):
+        objective = Objective(item.lhs, item.rhs, None, metric)
+        gone = objective.loss(item.lhs * 1e-12, item.rhs, 1, -1)
+        assert gone == 1
+        flat = Objective(torch.full((50, 1), 0.1), torch.full((1, 1), 0.3), None, metric)
+        assert 0 <= float(flat.loss(flat.lhs * 1.1, flat.rhs, 1, -1)) <= 1
+
+
+@pytest.mark.parametrize("search", ["fast", "exhaustive"])
+@pytest.mark.parametrize("cheap", [0, 1_000_000_000])
+def test_what_no_gradient_reaches_is_not_clipped(search: Any, cheap: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ptq4vit_onnx.search.CHEAP", cheap)
+    item = linear(rows=3000)
+    item.grad[:, 5] = 0
+    plan = plan_site(item, Options(search=search))
+    assert isinstance(plan.rhs, Uniform)
+    assert plan.rhs.scale[5] * 127 >= float(item.rhs[:, 5].abs().max())
+
+
+def test_without_any_gradient_all_rows_count() -> None:
+    item = linear(rows=300)
+    item.lhs[0] = 0
+    plan = plan_site(replace(item, grad=torch.zeros_like(item.grad)), Options())
+    exact = item.lhs @ item.rhs
+    assert (quantized_product(item.lhs, item.rhs, plan) - exact).norm() < 0.02 * exact.norm()
 
 
 def test_candidates_span_alpha_to_beta_without_zero() -> None:
@@ -278,3 +310,22 @@ def test_weights_take_the_first_turn_of_every_round(
     product.run([uniform_grid(recording.lhs, 3, 1, -3, options)], uniform_grid(recording.rhs, 3, 1, -1, options),
                 Uniform(3, (0.5,)))  # fmt: skip
     assert turns == order
+
+
+def test_another_left_form_goes_on_where_its_first_round_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[tuple[str, str]] = []
+    recording = linear()
+    recording.lhs.add_(3)  # a zero point pays
+    options = Options(rounds=3, weight_bits=3, activation_bits=3)
+    product = ProductSearch(objective_of(recording, "hessian"), options, weight=True)
+    search = product.search
+
+    def noted(side: Any, grid: Any, *rest: Any) -> Any:
+        turns.append((side, type(grid).__name__))
+        return search(side, grid, *rest)
+
+    monkeypatch.setattr(product, "search", noted)
+    forms: list[Grid] = [uniform_grid(recording.lhs, 3, 1, -3, options), affine_grid(recording.lhs, 3, options)]
+    product.run(forms, uniform_grid(recording.rhs, 3, 1, -1, options), Uniform(3, (0.5,)))
+    second = turns.index(("lhs", "ListGrid"))
+    assert [side for side, _ in turns[second : second + 3]] == ["lhs", "rhs", "lhs"]

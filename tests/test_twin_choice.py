@@ -79,3 +79,5 @@ def test_the_report_says_what_was_chosen_and_why() -> None:
     assert text is not None and text.startswith(
         "1 of 2 softmax and GELU inputs take two ranges, which saves 0.002 nats"
     )
+    by_mse = summary({"a": replace(taken, losses={"mse": 1.0})})
+    assert by_mse == "1 of 1 softmax and GELU inputs take two ranges, which saves 0.002 of the loss (mse)"
