@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ptq4vit_onnx.grids import group_reduce
-from ptq4vit_onnx.options import Metric
+from ptq4vit_onnx.options import SUMS_OF_SQUARES, Metric
 from ptq4vit_onnx.tape import Recording
 
 VANISHED = 1e-9  # of the float output's square: less is rounding errors
@@ -45,7 +45,7 @@ class Sums:
 
     def value(self, metric: Metric) -> Tensor:
         """Of groups of a few numbers, sum d^2 instead of what looks at directions alone."""
-        if metric in ("hessian", "mse") or self.size < FEW:
+        if metric in SUMS_OF_SQUARES or self.size < FEW:
             return self.quad
         quad, dot, o_squared = self.quad, self.dot, self.o_squared
         if metric == "pearson":
@@ -62,7 +62,7 @@ class Sums:
 class Objective:
     """One product with its float output and the weight h of each output element.
 
-    lhs [.., n, K], rhs [.., K, M] or [K, M], h like the output. h is g^2 scaled to mean 1 for hessian, else ones.
+    lhs [.., n, K], rhs [.., K, M] or [K, M], h like the output. h is g^2 scaled to mean 1 for hessian, else None.
     unit: what a loss must be multiplied by to be sum g^2 d^2 over all that the recording stands for.
     row_weights: how much each row of the left side [.., n] moves the loss, where more is known than can be seen here.
     """
@@ -123,7 +123,7 @@ class Objective:
         for part in self.chunks():
             o = self.out[part]
             d = (lhs[part] @ (rhs if rhs.dim() == 2 else rhs[part])).sub_(o)
-            pieces = [] if self.metric in ("hessian", "mse") else [d * o, d.clone(), o * o, o]
+            pieces = [] if self.metric in SUMS_OF_SQUARES else [d * o, d.clone(), o * o, o]
             pieces.insert(0, d.square_() if self.h is None else d.square_().mul_(self.h[part]))
             sums.append(torch.stack([group_reduce(piece, groups, axis, "sum").double() for piece in pieces]))
         total = torch.stack(sums).sum(0)

@@ -12,6 +12,7 @@ from ptq4vit_onnx.quantizers import MAX_BITS, MIN_BITS
 
 Method = Literal["ptq4vit", "base"]
 Metric = Literal["hessian", "mse", "cosine", "pearson"]
+SUMS_OF_SQUARES: tuple[Metric, ...] = ("hessian", "mse")  # the others are angles
 Twin = Literal["auto", "both", "softmax", "gelu", "none"]
 Weights = Literal["per-channel", "per-tensor"]
 Activations = Literal["affine", "symmetric"]
@@ -79,7 +80,7 @@ class Options:
     @property
     def sums_squares(self) -> bool:
         """The metric is a sum over outputs, and not an angle."""
-        return self.metric in ("hessian", "mse")
+        return self.metric in SUMS_OF_SQUARES
 
     @property
     def label(self) -> str:

@@ -1,9 +1,9 @@
 """Small products that rank candidates as the whole one does.
 
 With the candidate Q, the other side rounded to B and o = x rhs, the loss is sum h d^2 of d = Q(x) B - o. Rows of the
-product can be left out: they are drawn by what they weigh, and weighted up by the inverse of their chance. In a product
-of two activations, each head of each image is a product of its own. There d is linear in B, and so the columns of B can
-be added up, each with a random sign s and the root of its weight a:
+product can be left out: they are drawn by what they weigh, and weighted up by the inverse of their chance (without h:
+evenly). In a product of two activations, each head of each image is a product of its own. There d is linear in B, and
+so the columns of B can be added up, each with a random sign s and the root of its weight a:
 
     E (sum_j s_j sqrt(a_j) d_j)^2  =  sum_j a_j d_j^2
 

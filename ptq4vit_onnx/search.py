@@ -332,7 +332,7 @@ def _best(candidates: Tensor, losses: Tensor, count: int) -> Tensor:
 
 
 def _scouts(candidates: Tensor) -> Tensor:
-    """One of every few of all candidates [n, groups]."""
+    """One of every few of all candidates [n, groups], which are in order, the largest scale first."""
     index = torch.arange(0, len(candidates), NEIGHBOURS) + NEIGHBOURS // 2
     return candidates[index.clamp(max=len(candidates) - 1)]
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ptq4vit_onnx.grids import Grid, group_reduce
 from ptq4vit_onnx.objective import Objective, Sums
+from ptq4vit_onnx.options import SUMS_OF_SQUARES
 
 BINS = 1 << 14  # at 8 bits and a scale of 0.1 x the covering one there are still six bins to a step
 BINS_PER_HEAD = 1 << 12
@@ -62,7 +63,7 @@ def lhs_terms(objective: Objective, rhs: Tensor | None, groups: int, axis: int) 
     quad = pull(torch.ones_like(out) if h is None else h, other * other)
     cross = None if weighted is None else pull(weighted, other)
     squares = total(None if weighted is None or error is None else weighted * error)
-    if metric in ("hessian", "mse"):
+    if metric in SUMS_OF_SQUARES:
         return Terms(quad, cross, None, None, Sums.of_squares(squares))
     offsets = Sums(
         squares, total(None if error is None else error * out), total(error), total(out * out), total(out),

@@ -148,6 +148,7 @@ def _broadcast(_: nn.Module, x: Tensor) -> Tensor:
         (_computed_weight, "the weight of a product in its forward is computed, not a parameter"),
         (_twice, "the product fc is computed more than once"),
         (_broadcast, "neither a linear nor an attention product"),
+        (lambda _, x: torch.bmm(x[0], x[0]), "neither a linear nor an attention product"),
         (lambda _, x: torch.einsum("bhij,bhkj->bhik", x, x), "computes einsum"),
         (lambda model, x: model.fc(x), "no attention products"),
     ],

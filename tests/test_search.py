@@ -207,6 +207,35 @@ def test_a_weight_is_scouted_before_all_candidates_near_the_best_are_measured(
     assert tried == expected
 
 
+@pytest.mark.parametrize(("side", "probes"), [("lhs", 1), ("rhs", 2)])
+def test_a_linears_rows_are_drawn_by_what_the_probes_lose_on_them(
+    side: Any, probes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for both rounds, from all rows, by the errors of the side that is searched."""
+    monkeypatch.setattr("ptq4vit_onnx.search.CHEAP", 0)
+    recording = linear(rows=3000)
+    asked: list[list[torch.Tensor]] = []
+    drawn = Objective.drawn_by_errors
+
+    def noted(self: Objective, moves: Any) -> Objective:
+        asked.append([move(self.lhs) for move in moves])
+        return drawn(self, moves)
+
+    monkeypatch.setattr(Objective, "drawn_by_errors", noted)
+    options = Options()
+    search = ProductSearch(objective_of(recording, "hessian"), options, weight=True)
+    grid = uniform_grid(recording.lhs if side == "lhs" else recording.rhs, 8, 1, -1, options)
+    other = Float(Uniform(8, (1.0,)))
+    search.search(side, grid, other)
+    search.search(side, grid, other, again=True)
+    assert len(asked) == 1 and len(asked[0]) == probes
+    clipping = grid.pick([29])  # 0.3 of a hundred
+    lhs, rhs = recording.lhs, recording.rhs
+    as_shipped = search.quantize_rhs(rhs, clipping, other)
+    moved = (clipping.fake_quantize(lhs) - lhs) @ rhs if side == "lhs" else lhs @ (as_shipped - rhs)
+    torch.testing.assert_close(asked[0][-1], moved)
+
+
 def test_cosine_and_pearson_equal_their_definitions() -> None:
     recording = linear()
     quantized = Uniform(3, (0.75,)).fake_quantize(recording.lhs)
