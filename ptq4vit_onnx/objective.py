@@ -87,15 +87,15 @@ class Objective:
         energy: Tensor = self.lhs.square().sum(-1)
         return energy if self.h is None else self.h.sum(-1) * (energy + energy.mean())
 
-    def drawn_by_errors(self, moves: Sequence[Callable[[Tensor], Tensor]]) -> Objective:
+    def drawn_by_errors(self, seen: Objective, moves: Sequence[Callable[[Tensor], Tensor]]) -> Objective:
         """The same linear, its rows weighing also what they lose if the output moves by each of `moves`, which are
-        asked with a few rows of the left side at a time."""
-        assert self.h is not None
-        step = max(1, CHUNK_ELEMENTS // max(self.h.shape[-1], self.lhs.shape[-1]))
-        parts = [slice(start, start + step) for start in range(0, self.lhs.shape[0], step)]
+        asked with a few rows of the left side at a time. seen: the linear, or a mix of its columns, that moves."""
+        assert seen.h is not None
+        step = max(1, CHUNK_ELEMENTS // max(seen.h.shape[-1], seen.lhs.shape[-1]))
+        parts = [slice(start, start + step) for start in range(0, seen.lhs.shape[0], step)]
         weights = [self.row_weights]
         for move in moves:
-            weights.append(torch.cat([move(self.lhs[p]).square_().mul_(self.h[p]).sum(-1) for p in parts]))
+            weights.append(torch.cat([move(seen.lhs[p]).square_().mul_(seen.h[p]).sum(-1) for p in parts]))
         total = torch.stack([weight / weight.sum().clamp(min=1e-30) for weight in weights]).sum(0)
         return Objective(self.lhs, self.rhs, self.h, self.metric, self.unit, total)
 

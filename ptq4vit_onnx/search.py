@@ -11,7 +11,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from ptq4vit_onnx.grids import Grid, UniformGrid
 from ptq4vit_onnx.objective import Objective
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Quantizer, TwinGelu, TwinSoftmax, Uniform
-from ptq4vit_onnx.samples import Side, Stages
+from ptq4vit_onnx.samples import Sample, Side, Stages
 from ptq4vit_onnx.surrogate import lhs_terms, rank
 from ptq4vit_onnx.weight_codes import pair_limit, shipped
 
@@ -33,6 +33,7 @@ NEIGHBOURS = 4  # candidates of a weight that the smallest sample judges by one 
 # clips, of a weight also one that does not. A row may have little of what makes rows weigh, and a quarter of the loss
 # (one of 6304 of blocks.7.mlp.fc1 of ViT-T).
 PROBES: dict[Side, tuple[float, ...]] = {"rhs": (0.84, 0.3), "lhs": (0.3,)}
+PROBED_COLUMNS = 64  # that those errors are seen in: the heaviest, and sums of all others
 CHEAP = 1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
 
 
@@ -110,13 +111,19 @@ class ProductSearch:
             return
         picks = (int(part * (grid.count - 1)) for part in PROBES[side])
         probes = [grid.pick([pick] * grid.groups) for pick in picks]
+        mixed = self._mixed
         if side == "rhs":
             changes = [self.quantize_rhs(self.whole.rhs, probe, other) - self.whole.rhs for probe in probes]
-            moves = [partial(torch.matmul, other=change) for change in changes]
+            moves = [partial(torch.matmul, other=mixed.mix(change)) for change in changes]
         else:
-            rhs = self._round(side, other, self.whole.rhs, grid)
+            rhs = mixed.mix(self._round(side, other, self.whole.rhs, grid))
             moves = [partial(_moved, by=probe, rhs=rhs) for probe in probes]
-        self._stages[side] = self._stages_of(self.whole.drawn_by_errors(moves), side)
+        self._stages[side] = self._stages_of(self.whole.drawn_by_errors(mixed.objective, moves), side)
+
+    @cached_property
+    def _mixed(self) -> Sample:
+        """All rows of a linear next to a mix of its columns: enough to tell which rows lose much."""
+        return samples.mixed_columns(self.whole, self.options.seed, PROBED_COLUMNS)
 
     def run(self, lhs_grids: Sequence[Grid], rhs_grid: Grid, start: Uniform) -> Found:
         """The best pair of quantizers over all forms of the left side; `start` is the right side to begin with.

@@ -116,11 +116,22 @@ def test_rows_are_drawn_by_what_they_lose_if_the_output_moves() -> None:
     change = round_off(objective.rhs) - objective.rhs
     objective.lhs[17] = 100 * change[:, 0] / change[:, 0].norm()  # errs most, in a column of little weight
     objective.h[17] = 0.001 * objective.h[17]
-    drawn = objective.drawn_by_errors([lambda x: x @ change])
+    drawn = objective.drawn_by_errors(objective, [lambda x: x @ change])
     lost = (objective.h * (objective.lhs @ change).square()).sum(-1)
     expected = objective.row_weights / objective.row_weights.sum() + lost / lost.sum()
     torch.testing.assert_close(drawn.row_weights, expected)
     torch.testing.assert_close(drawn.lhs, objective.lhs)
+
+
+def test_a_mix_of_columns_shows_which_rows_lose_much() -> None:
+    objective = wide()
+    change = round_off(objective.rhs) - objective.rhs
+    objective.lhs[3] = 40 * change[:, 500] / change[:, 500].norm()  # errs most in one of 600 columns
+    mixed = mixed_columns(objective, 0, 64)
+    rhs = mixed.mix(change)
+    drawn = objective.drawn_by_errors(mixed.objective, [lambda x: x @ rhs])
+    assert int(drawn.row_weights.argmax()) == 3
+    assert drawn.h is objective.h and drawn.rhs is objective.rhs
 
 
 def test_the_rows_a_weight_is_searched_on_are_taken_from_the_rounded_side_too() -> None:

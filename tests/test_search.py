@@ -24,6 +24,7 @@ from ptq4vit_onnx.grids import (
 from ptq4vit_onnx.objective import Objective, objective_of
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Affine, Uniform
+from ptq4vit_onnx.samples import mix_of_columns
 from ptq4vit_onnx.search import NEIGHBOURS, RANKED, SHORTLIST, Float, ProductSearch, _scouts, _with_neighbours
 from ptq4vit_onnx.sites import Site
 from ptq4vit_onnx.surrogate import lhs_terms, rank
@@ -211,15 +212,17 @@ def test_a_weight_is_scouted_before_all_candidates_near_the_best_are_measured(
 def test_a_linears_rows_are_drawn_by_what_the_probes_lose_on_them(
     side: Any, probes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once for both rounds, from all rows, by the errors of the side that is searched."""
+    """Once for both rounds, from all rows, by the errors of the side that is searched, in a mix of the columns."""
     monkeypatch.setattr("ptq4vit_onnx.search.CHEAP", 0)
+    monkeypatch.setattr("ptq4vit_onnx.search.PROBED_COLUMNS", 8)
     recording = linear(rows=3000)
     asked: list[list[torch.Tensor]] = []
     drawn = Objective.drawn_by_errors
 
-    def noted(self: Objective, moves: Any) -> Objective:
-        asked.append([move(self.lhs) for move in moves])
-        return drawn(self, moves)
+    def noted(self: Objective, seen: Objective, moves: Any) -> Objective:
+        assert len(seen.lhs) == len(self.lhs) and seen.rhs.shape[-1] == 8
+        asked.append([move(seen.lhs) for move in moves])
+        return drawn(self, seen, moves)
 
     monkeypatch.setattr(Objective, "drawn_by_errors", noted)
     options = Options()
@@ -233,7 +236,8 @@ def test_a_linears_rows_are_drawn_by_what_the_probes_lose_on_them(
     lhs, rhs = recording.lhs, recording.rhs
     as_shipped = search.quantize_rhs(rhs, clipping, other)
     moved = (clipping.fake_quantize(lhs) - lhs) @ rhs if side == "lhs" else lhs @ (as_shipped - rhs)
-    torch.testing.assert_close(asked[0][-1], moved)
+    signed, _ = mix_of_columns(search.whole, 8, options.seed)
+    torch.testing.assert_close(asked[0][-1], moved @ signed)
 
 
 def test_cosine_and_pearson_equal_their_definitions() -> None:
