@@ -87,16 +87,16 @@ class Objective:
         energy: Tensor = self.lhs.square().sum(-1)
         return energy if self.h is None else self.h.sum(-1) * (energy + energy.mean())
 
-    def drawn_by_errors(self, seen: Objective, moves: Sequence[Callable[[Tensor], Tensor]]) -> Objective:
-        """The same linear, its rows weighing also what they lose if the output moves by each of `moves`, which are
-        asked with a few rows of the left side at a time. seen: the linear, or a mix of its columns, that moves."""
-        assert seen.h is not None
-        step = max(1, CHUNK_ELEMENTS // max(seen.h.shape[-1], seen.lhs.shape[-1]))
-        parts = [slice(start, start + step) for start in range(0, seen.lhs.shape[0], step)]
-        weights = [self.row_weights]
+    def drawn_by_errors(self, moves: Sequence[Callable[[Tensor], Tensor]], probed: int) -> Objective:
+        """The same linear, the `probed` heaviest rows weighing also what they lose if the output moves by each of
+        `moves`, which are asked with a few rows of the left side at a time."""
+        assert self.h is not None
+        heaviest = self.row_weights.topk(min(probed, len(self.row_weights))).indices
+        parts = heaviest.split(max(1, CHUNK_ELEMENTS // max(self.h.shape[-1], self.lhs.shape[-1])))
+        total = self.row_weights / self.row_weights.sum().clamp(min=1e-30)
         for move in moves:
-            weights.append(torch.cat([move(seen.lhs[p]).square_().mul_(seen.h[p]).sum(-1) for p in parts]))
-        total = torch.stack([weight / weight.sum().clamp(min=1e-30) for weight in weights]).sum(0)
+            lost = torch.cat([move(self.lhs[rows]).square_().mul_(self.h[rows]).sum(-1) for rows in parts])
+            total[heaviest] += lost / lost.sum().clamp(min=1e-30)
         return Objective(self.lhs, self.rhs, self.h, self.metric, self.unit, total)
 
     @property

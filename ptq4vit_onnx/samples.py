@@ -200,14 +200,14 @@ def _column_weights(objective: Objective) -> Tensor:
 
 
 # The samples of one search, the largest first: how they are taken, and the most candidates each leaves to the next
-# larger one. Next to a weight all are drawn from all rows; a matmul's are drawn each from the one before. Where every
-# channel of a weight picks its own scale, a sample must be right for each of them, and so is larger; so it is where
-# the metric has no weights, and rows are drawn evenly.
+# larger one. Next to a weight all are drawn from all rows, and what the smaller ones said of a candidate still counts;
+# a matmul's are drawn each from the one before. Where every channel of a weight picks its own scale, a sample must be
+# right for each of them, and so is larger; so it is where the metric has no weights, and rows are drawn evenly.
 Steps = tuple[tuple[Callable[..., Sample], tuple[float, ...], int], ...]
-CHANNELS: Steps = ((fixed_rows, (1920,), 1), (fixed_rows, (768,), 4), (fixed_rows, (192,), 12), (fixed_rows, (48,), 15))
-WEIGHT: Steps = ((fixed_rows, (768,), 1), (fixed_rows, (256,), 4), (fixed_rows, (64,), 12), (fixed_rows, (32,), 15))
-INPUT: Steps = ((searched_rows, (768,), 1), (searched_rows, (256,), 4), (searched_rows, (64,), 12))
-EVENLY: Steps = ((searched_rows, (1536,), 1), (searched_rows, (512,), 4), (searched_rows, (128,), 12))
+CHANNELS: Steps = ((fixed_rows, (1152,), 1), (fixed_rows, (576,), 4), (fixed_rows, (192,), 12), (fixed_rows, (48,), 15))
+WEIGHT: Steps = ((fixed_rows, (512,), 1), (fixed_rows, (192,), 4), (fixed_rows, (64,), 12), (fixed_rows, (32,), 15))
+INPUT: Steps = ((searched_rows, (512,), 1), (searched_rows, (192,), 4), (searched_rows, (64,), 12))
+EVENLY: Steps = ((searched_rows, (1024,), 1), (searched_rows, (384,), 4), (searched_rows, (128,), 12))
 MATMUL: Steps = (
     (rows_and_mixed_columns, (160, 96), 1),
     (rows_and_mixed_columns, (64, 32), 8),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from ptq4vit_onnx.grids import Grid, UniformGrid
 from ptq4vit_onnx.objective import Objective
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Quantizer, TwinGelu, TwinSoftmax, Uniform
-from ptq4vit_onnx.samples import Sample, Side, Stages
+from ptq4vit_onnx.samples import Side, Stages
 from ptq4vit_onnx.surrogate import lhs_terms, rank
 from ptq4vit_onnx.weight_codes import pair_limit, shipped
 
@@ -33,7 +33,7 @@ NEIGHBOURS = 4  # candidates of a weight that the smallest sample judges by one 
 # clips, of a weight also one that does not. A row may have little of what makes rows weigh, and a quarter of the loss
 # (one of 6304 of blocks.7.mlp.fc1 of ViT-T).
 PROBES: dict[Side, tuple[float, ...]] = {"rhs": (0.84, 0.3), "lhs": (0.3,)}
-PROBED_COLUMNS = 64  # that those errors are seen in: the heaviest, and sums of all others
+PROBED, LEAST_PROBED = 4, 1024  # only the heaviest rows are asked: one of so many, but not fewer
 CHEAP = 1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
 
 
@@ -84,6 +84,21 @@ class Found:
     forms: Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class Known:
+    """What several samples of a product said: the mean loss of each candidate [n, groups], by all their rows."""
+
+    losses: Tensor
+    rows: int
+
+    def and_of(self, losses: Tensor, rows: int) -> Known:
+        """With one more sample, of `rows`."""
+        return Known(self.losses + (losses - self.losses) * (rows / (self.rows + rows)), self.rows + rows)
+
+    def of(self, best: Tensor) -> Known:
+        return Known(self.losses.gather(0, best), self.rows)
+
+
 class ProductSearch:
     """Searches the two sides of one product. `weight`: the rhs is a constant that ships as pair-safe int8 codes."""
 
@@ -111,19 +126,14 @@ class ProductSearch:
             return
         picks = (int(part * (grid.count - 1)) for part in PROBES[side])
         probes = [grid.pick([pick] * grid.groups) for pick in picks]
-        mixed = self._mixed
         if side == "rhs":
             changes = [self.quantize_rhs(self.whole.rhs, probe, other) - self.whole.rhs for probe in probes]
-            moves = [partial(torch.matmul, other=mixed.mix(change)) for change in changes]
+            moves = [partial(torch.matmul, other=change) for change in changes]
         else:
-            rhs = mixed.mix(self._round(side, other, self.whole.rhs, grid))
+            rhs = self._round(side, other, self.whole.rhs, grid)
             moves = [partial(_moved, by=probe, rhs=rhs) for probe in probes]
-        self._stages[side] = self._stages_of(self.whole.drawn_by_errors(mixed.objective, moves), side)
-
-    @cached_property
-    def _mixed(self) -> Sample:
-        """All rows of a linear next to a mix of its columns: enough to tell which rows lose much."""
-        return samples.mixed_columns(self.whole, self.options.seed, PROBED_COLUMNS)
+        probed = max(LEAST_PROBED, len(self.whole.lhs) // PROBED)
+        self._stages[side] = self._stages_of(self.whole.drawn_by_errors(moves, probed), side)
 
     def run(self, lhs_grids: Sequence[Grid], rhs_grid: Grid, start: Uniform) -> Found:
         """The best pair of quantizers over all forms of the left side; `start` is the right side to begin with.
@@ -208,9 +218,13 @@ class ProductSearch:
         stages = self.stages("lhs")
         sample = stages.samples[0]
         fixed = sample.mix(self.quantize_rhs(stages.fixed, rhs, lhs))
-        loss = float(sample.objective.loss(lhs.fake_quantize(sample.objective.lhs), fixed, 1, -1))
+        loss = sample.objective.loss(lhs.fake_quantize(sample.objective.lhs), fixed, 1, -1)
+        return float(self._for_all_rows(sample.objective, loss))
+
+    def _for_all_rows(self, sample: Objective, losses: Tensor) -> Tensor:
+        """A sample's losses, scaled up to stand for all rows; an angle stands for them as it is."""
         is_a_sum = self.options.sums_squares and self.whole.unit
-        return loss * sample.objective.unit / self.whole.unit if is_a_sum else loss
+        return losses * (sample.unit / self.whole.unit) if is_a_sum else losses
 
     def search(self, side: Side, grid: Grid, other: Quantizer | Float, again: bool = False) -> Quantizer:
         """The best candidate of `grid` for one side, the other side fixed.
@@ -246,25 +260,32 @@ class ProductSearch:
         varied: Side = side if self.weight else "lhs"  # of a matmul's right side, the samples have the sides exchanged
         needed = [sample for sample in stages.samples if sample.leaves(grid.count) < len(order)]
         smallest_first = list(enumerate(zip(needed, stages.mixed(whole), strict=False)))[::-1]
+        known = Known(torch.zeros(order.shape, dtype=torch.float64), 0)
         for turn, (stage, (sample, fixed)) in enumerate(smallest_first):
             leaves = sample.leaves(grid.count)
             scouting = scouted and turn == 0
             tried = _scouts(order) if scouting else order
             if len(tried) <= leaves:
                 continue
-            places = self.measure(sample.objective, varied, fixed, grid, other, tried)
+            losses = self.measure(sample.objective, varied, fixed, grid, other, tried)
             if self.weight and side == "rhs":
-                places = self._with_clipping(grid, stage, tried, places)
+                losses = self._with_clipping(grid, stage, tried, losses)
+            if scouting:
+                order = _with_neighbours(_best(tried, losses, leaves), grid.count)
+                known = Known(torch.zeros(order.shape, dtype=torch.float64), 0)
+                continue
+            if not stages.nested:
+                known = known.and_of(self._for_all_rows(sample.objective, losses), len(sample.objective.lhs))
+                losses = known.losses
+            places = losses
             if turn == 0 and estimated:  # by the estimate or by the sample, whichever thinks better of it
                 places = places.argsort(dim=0, stable=True).argsort(dim=0)
                 places = places.minimum(torch.arange(len(order))[:, None])
-            if scouting:
-                order = _with_neighbours(_best(tried, places, leaves), grid.count)
-                continue
-            order = _best(order, places, max(leaves, SHORTLIST))
+            best = places.argsort(dim=0, stable=True)[: max(leaves, SHORTLIST)]
+            order = order.gather(0, best)
             if len(order) >= SHORTLIST:
                 self._shortlists[side] = order[:SHORTLIST]
-            order = order[:leaves]
+            order, known = order[:leaves], known.of(best[:leaves])
         return order
 
     def _with_clipping(self, grid: Grid, stage: int, tried: Tensor, losses: Tensor) -> Tensor:
