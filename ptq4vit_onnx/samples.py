@@ -25,6 +25,7 @@ from ptq4vit_onnx.objective import Objective
 
 Side = Literal["lhs", "rhs"]
 MOST_HEADS = 1024  # of images or windows that the largest sample of a matmul looks at
+FEW_ENTRIES = 8  # images or windows that are all looked at
 COLUMNS_FOR_A_SUM = 8  # where columns cannot be added up
 FLOOR, SETTLED = 0.1, 10  # of chances to be drawn: the least weight, as part of the mean; and steps until they add up
 
@@ -122,12 +123,13 @@ def searched_rows(objective: Objective, seed: int, count: int) -> Sample:
 def rows_and_mixed_columns(objective: Objective, seed: int, rows: int, count: int, share: float = 1.0) -> Sample:
     """Rows of the left side next to a mix of the right side's columns: for the search of one of two activations.
 
-    share: what part of the images or windows to look at.
+    share: what part of the images or windows to look at, where there are many.
     """
-    part, entries = sample_entries(objective, seed, max(1, round(share * objective.lhs.shape[0])))
+    entries = max(FEW_ENTRIES, round(share * objective.lhs.shape[0]))
+    part, take = sample_entries(objective, seed, entries)
     part, _ = sample_rows(part, seed, rows)
     mixed = mixed_columns(part, seed, count)
-    return replace(mixed, mix=lambda rhs: mixed.mix(rhs if entries is None else rhs[entries]))
+    return replace(mixed, mix=lambda rhs: mixed.mix(take(rhs)))
 
 
 def _contiguous(objective: Objective) -> Objective:
@@ -160,18 +162,25 @@ def sample_rows(objective: Objective, seed: int, count: int) -> tuple[Objective,
     return Objective(rows_of(objective.lhs, index), objective.rhs, h, objective.metric, unit), index
 
 
-def sample_entries(objective: Objective, seed: int, count: int) -> tuple[Objective, Tensor | None]:
-    """A matmul on `count` of its images or windows, drawn like rows; and which (None: all)."""
-    entries = objective.lhs.shape[0]
+def sample_entries(objective: Objective, seed: int, count: int) -> tuple[Objective, Callable[[Tensor], Tensor]]:
+    """A matmul on `count` of its images or windows, for every head those that weigh most for it, drawn like rows; and
+    what takes them of a side."""
+    entries, heads = objective.lhs.shape[:2]
     if count >= entries:
-        return objective, None
+        return objective, _as_it_is
     if objective.h is None:
         index = torch.randperm(entries, generator=torch.Generator().manual_seed(seed))[:count].sort().values
-        h, unit = None, objective.unit * entries / count
+        flat = (index[:, None] * heads + torch.arange(heads)).flatten()
     else:
-        index, factors = draw(objective.h.sum((1, 2, 3)), count, seed)
-        h, unit = objective.h[index] * factors[:, None, None, None], objective.unit
-    return Objective(objective.lhs[index], objective.rhs[index], h, objective.metric, unit), index
+        index, factors = draw(objective.h.sum((2, 3)).T, count, seed)
+        flat = (index * heads + torch.arange(heads)[:, None]).T.flatten()
+
+    def take(x: Tensor) -> Tensor:
+        return x.flatten(0, 1).index_select(0, flat).unflatten(0, (count, heads))
+
+    h = None if objective.h is None else take(objective.h) * factors.T[..., None, None]
+    unit = objective.unit * entries / count if objective.h is None else objective.unit
+    return Objective(take(objective.lhs), take(objective.rhs), h, objective.metric, unit), take
 
 
 def draw(weights: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -204,14 +213,14 @@ def _column_weights(objective: Objective) -> Tensor:
 # a matmul's are drawn each from the one before. Where every channel of a weight picks its own scale, a sample must be
 # right for each of them, and so is larger; so it is where the metric has no weights, and rows are drawn evenly.
 Steps = tuple[tuple[Callable[..., Sample], tuple[float, ...], int], ...]
-CHANNELS: Steps = ((fixed_rows, (1152,), 1), (fixed_rows, (576,), 4), (fixed_rows, (192,), 12), (fixed_rows, (48,), 15))
+CHANNELS: Steps = ((fixed_rows, (1536,), 1), (fixed_rows, (576,), 5), (fixed_rows, (192,), 14), (fixed_rows, (48,), 15))
 WEIGHT: Steps = ((fixed_rows, (512,), 1), (fixed_rows, (192,), 4), (fixed_rows, (64,), 12), (fixed_rows, (32,), 15))
 INPUT: Steps = ((searched_rows, (512,), 1), (searched_rows, (192,), 4), (searched_rows, (64,), 12))
 EVENLY: Steps = ((searched_rows, (1024,), 1), (searched_rows, (384,), 4), (searched_rows, (128,), 12))
 MATMUL: Steps = (
-    (rows_and_mixed_columns, (160, 96), 1),
-    (rows_and_mixed_columns, (64, 32), 8),
-    (rows_and_mixed_columns, (20, 16, 0.5), 26),
+    (rows_and_mixed_columns, (144, 128, 0.75), 1),
+    (rows_and_mixed_columns, (80, 36), 8),
+    (rows_and_mixed_columns, (24, 18, 0.5), 26),
 )
 
 

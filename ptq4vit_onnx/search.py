@@ -33,7 +33,7 @@ NEIGHBOURS = 4  # candidates of a weight that the smallest sample judges by one 
 # clips, of a weight also one that does not. A row may have little of what makes rows weigh, and a quarter of the loss
 # (one of 6304 of blocks.7.mlp.fc1 of ViT-T).
 PROBES: dict[Side, tuple[float, ...]] = {"rhs": (0.84, 0.3), "lhs": (0.3,)}
-PROBED, LEAST_PROBED = 4, 1024  # only the heaviest rows are asked: one of so many, but not fewer
+PROBED, LEAST_PROBED = 3, 1024  # only the heaviest rows are asked: one of so many, but not fewer
 CHEAP = 1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
 
 
