@@ -23,6 +23,7 @@ from ptq4vit_onnx.objective import Objective
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Quantizer, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.samples import Side, Stages
+from ptq4vit_onnx.side_by_side import side_by_side
 from ptq4vit_onnx.surrogate import lhs_terms, rank
 from ptq4vit_onnx.weight_codes import pair_limit, shipped
 
@@ -317,12 +318,17 @@ class ProductSearch:
 
         fixed: its other side, rounded by `other`.
         """
-        picked = (grid.pick(row.tolist()) for row in candidates)
-        if varied == "lhs":
-            pairs = ((q.fake_quantize(product.lhs), fixed) for q in picked)
-        else:
-            pairs = ((fixed, self.quantize_rhs(product.rhs, q, other)) for q in picked)
-        return torch.stack([product.loss(lhs, rhs, grid.groups, grid.axis) for lhs, rhs in pairs])
+
+        def loss_of(row: Tensor) -> Tensor:
+            quantizer = grid.pick(row.tolist())
+            if varied == "lhs":
+                sides = quantizer.fake_quantize(product.lhs), fixed
+            else:
+                sides = fixed, self.quantize_rhs(product.rhs, quantizer, other)
+            return product.loss(*sides, grid.groups, grid.axis)
+
+        assert product.out is not None  # made here, once, and not by each of the threads
+        return torch.stack(side_by_side(loss_of, candidates))
 
     def _is_cheap(self, grid: Grid) -> bool:
         return grid.count * self.whole.size * self.whole.lhs.shape[-1] <= CHEAP
