@@ -241,7 +241,7 @@ def _sums(objective: Objective, error: Tensor, grid: Grid) -> Sums:
     quad, dot, total, o_squared, o_total = (
         group_reduce(x, grid.groups, grid.axis, "sum").double() for x in (weighted, error * out, error, out * out, out)
     )
-    return Sums(quad, dot, total, o_squared, o_total, out.numel() / grid.groups)
+    return Sums(quad, dot, total, o_squared, o_total, torch.full_like(quad, out.numel() / grid.groups))
 
 
 def _over_the_best(values: list[float]) -> tuple[float | None, ...]:

@@ -23,29 +23,31 @@ from ptq4vit_onnx.tape import Recording
 
 VANISHED = 1e-9  # of the float output's square: less is rounding errors
 FEW = 8  # numbers whose direction says nothing, so that cosine and pearson would leave a scale to rounding errors
+Move = Callable[[Tensor], Tensor]  # rows of a left side -> how far their outputs move
 CHUNK_ELEMENTS = 4_000_000  # outputs held at once while a candidate is measured: bounds memory, not results
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Per group [groups], float64. quad: sum h d^2; dot: <d, o>; total: sum d. The last three are of o alone."""
+    """Per group [groups], float64, each output weighed by h. quad: sum d^2; dot: <d, o>; total: sum d; of o alone:
+    o_squared, o_total; size: how many outputs there are."""
 
     quad: Tensor
     dot: Tensor
     total: Tensor
     o_squared: Tensor
     o_total: Tensor
-    size: float
+    size: Tensor
 
     @classmethod
     def of_squares(cls, quad: Tensor) -> Sums:
         """Where the metric asks for nothing else."""
         none = torch.zeros_like(quad)
-        return cls(quad, none, none, none, none, 1.0)
+        return cls(quad, none, none, none, none, none)
 
     def value(self, metric: Metric) -> Tensor:
         """Of groups of a few numbers, sum d^2 instead of what looks at directions alone."""
-        if metric in SUMS_OF_SQUARES or self.size < FEW:
+        if metric in SUMS_OF_SQUARES or self.size.max() < FEW:
             return self.quad
         quad, dot, o_squared = self.quad, self.dot, self.o_squared
         if metric == "pearson":
@@ -62,7 +64,8 @@ class Sums:
 class Objective:
     """One product with its float output and the weight h of each output element.
 
-    lhs [.., n, K], rhs [.., K, M] or [K, M], h like the output. h is g^2 scaled to mean 1 for hessian, else None.
+    lhs [.., n, K], rhs [.., K, M] or [K, M]. h is g^2 scaled to mean 1 for hessian, like the output. The other metrics
+    weigh all outputs alike: None, or in a sample [.., n, 1], what each row stands for.
     unit: what a loss must be multiplied by to be sum g^2 d^2 over all that the recording stands for.
     row_weights: how much each row of the left side [.., n] moves the loss, where more is known than can be seen here.
     """
@@ -85,19 +88,35 @@ class Objective:
         if self._row_weights is not None:
             return self._row_weights
         energy: Tensor = self.lhs.square().sum(-1)
-        return energy if self.h is None else self.h.sum(-1) * (energy + energy.mean())
+        energy = energy + energy.mean()
+        return energy if self.h is None else self.h.sum(-1) * energy
 
-    def drawn_by_errors(self, moves: Sequence[Callable[[Tensor], Tensor]], probed: int) -> Objective:
-        """The same linear, the `probed` heaviest rows weighing also what they lose if the output moves by each of
-        `moves`, which are asked with a few rows of the left side at a time."""
-        assert self.h is not None
-        heaviest = self.row_weights.topk(min(probed, len(self.row_weights))).indices
-        parts = heaviest.split(max(1, CHUNK_ELEMENTS // max(self.h.shape[-1], self.lhs.shape[-1])))
+    def losses_of_rows(self, move: Move, rows: Tensor | None = None) -> Tensor:
+        """What each of the rows (None: all) of a linear loses if the output moves by `move`, which is asked with a few
+        rows of the left side at a time."""
+        rows = torch.arange(len(self.lhs)) if rows is None else rows
+        parts = torch.split(rows, max(1, CHUNK_ELEMENTS // max(self.rhs.shape)))
+        return torch.cat([self.weighed(move(self.lhs[part]).square_(), part).sum(-1) for part in parts])
+
+    def drawn_by_errors(self, mixed: Objective, moves: Sequence[tuple[Move, Move]], exactly: int) -> Objective:
+        """The same linear, its rows weighing also what they lose if the output moves by each of `moves`, and `mixed`,
+        the linear with its columns mixed, by its second part: that says which rows to look at `exactly`."""
         total = self.row_weights / self.row_weights.sum().clamp(min=1e-30)
-        for move in moves:
-            lost = torch.cat([move(self.lhs[rows]).square_().mul_(self.h[rows]).sum(-1) for rows in parts])
-            total[heaviest] += lost / lost.sum().clamp(min=1e-30)
+        for move, mixed_move in moves:
+            lost = mixed.losses_of_rows(mixed_move)
+            heaviest = (total + lost / lost.sum().clamp(min=1e-30)).topk(min(exactly, len(total))).indices
+            lost[heaviest] = self.losses_of_rows(move, heaviest)
+            total = total + lost / lost.sum().clamp(min=1e-30)
         return Objective(self.lhs, self.rhs, self.h, self.metric, self.unit, total)
+
+    @property
+    def h_of_columns(self) -> Tensor | None:
+        """h, where it tells one column from another."""
+        return None if self.h is None or self.h.shape[-1] == 1 else self.h
+
+    def weighed(self, x: Tensor, part: slice | Tensor) -> Tensor:
+        """x, of the outputs `part` of the leading axis, times what they weigh; in place."""
+        return x if self.h is None else x.mul_(self.h[part])
 
     @property
     def size(self) -> int:
@@ -123,14 +142,12 @@ class Objective:
         for part in self.chunks():
             o = self.out[part]
             d = (lhs[part] @ (rhs if rhs.dim() == 2 else rhs[part])).sub_(o)
-            pieces = [] if self.metric in SUMS_OF_SQUARES else [d * o, d.clone(), o * o, o]
-            pieces.insert(0, d.square_() if self.h is None else d.square_().mul_(self.h[part]))
-            sums.append(torch.stack([group_reduce(piece, groups, axis, "sum").double() for piece in pieces]))
+            pieces = [] if self.metric in SUMS_OF_SQUARES else [d * o, d.clone(), o * o, o.clone(), torch.ones_like(o)]
+            pieces.insert(0, d.square_())
+            pieces = [group_reduce(self.weighed(piece, part), groups, axis, "sum").double() for piece in pieces]
+            sums.append(torch.stack(pieces))
         total = torch.stack(sums).sum(0)
-        if len(total) == 1:
-            return total[0]
-        quad, dot, moved, o_squared, o_total = total
-        return Sums(quad, dot, moved, o_squared, o_total, self.out.numel() / groups).value(self.metric)
+        return total[0] if len(total) == 1 else Sums(*total).value(self.metric)
 
 
 def objective_of(recording: Recording, metric: Metric) -> Objective:

@@ -1,9 +1,9 @@
 """Small products that rank candidates as the whole one does.
 
 With the candidate Q, the other side rounded to B and o = x rhs, the loss is sum h d^2 of d = Q(x) B - o. Rows of the
-product can be left out: they are drawn by what they weigh, and weighted up by the inverse of their chance (without h:
-evenly). In a product of two activations, each head of each image is a product of its own. There d is linear in B, and
-so the columns of B can be added up, each with a random sign s and the root of its weight a:
+product can be left out: they are drawn by what they weigh, and weighted up by the inverse of their chance. In a product
+of two activations, each head of each image is a product of its own. There d is linear in B, and so the columns of B can
+be added up, each with a random sign s and the root of its weight a:
 
     E (sum_j s_j sqrt(a_j) d_j)^2  =  sum_j a_j d_j^2
 
@@ -82,7 +82,8 @@ def mix_of_columns(objective: Objective, count: int, seed: int) -> tuple[Tensor,
     size = -(-columns // (count - count // 2))
     sums = -(-columns // size)
     kept = count - sums
-    weight = torch.ones_like(objective.rhs[..., 0, :]) if objective.h is None else objective.h.mean(-2)
+    h = objective.h_of_columns
+    weight = torch.ones_like(objective.rhs[..., 0, :]) if h is None else h.mean(-2)
     heavy = _column_weights(objective).argsort(dim=-1, descending=True, stable=True)[..., :kept]
     signs = torch.randint(0, 2, (columns,), generator=torch.Generator().manual_seed(seed)) * 2 - 1
     factors = (weight.sqrt() * signs).scatter_(-1, heavy, 0.0)
@@ -101,10 +102,10 @@ def mixed_columns(objective: Objective, seed: int, count: int) -> Sample:
     if count >= objective.rhs.shape[-1]:
         return Sample(_contiguous(objective), _as_it_is)
     if objective.metric == "pearson":  # asks for sum d, which signs do not keep
-        sample = fixed_rows(objective.transposed, seed, COLUMNS_FOR_A_SUM * count)
+        sample = fixed_rows(_with_all_weights(objective).transposed, seed, COLUMNS_FOR_A_SUM * count)
         return Sample(_contiguous(sample.objective.transposed), lambda rhs: sample.mix(rhs.mT).mT.contiguous())
     signed, means = mix_of_columns(objective, count, seed)
-    h = None if objective.h is None else objective.h @ means
+    h = objective.h if objective.h_of_columns is None else objective.h_of_columns @ means
     small = Objective(objective.lhs, objective.rhs @ signed, h, objective.metric, objective.unit)
     return Sample(small, lambda rhs: rhs @ signed)
 
@@ -132,6 +133,14 @@ def rows_and_mixed_columns(objective: Objective, seed: int, rows: int, count: in
     return replace(mixed, mix=lambda rhs: mixed.mix(take(rhs)))
 
 
+def _with_all_weights(objective: Objective) -> Objective:
+    """With h in the output's shape."""
+    if objective.h is None:
+        return objective
+    h = objective.h.expand(objective.out.shape)
+    return Objective(objective.lhs, objective.rhs, h, objective.metric, objective.unit)
+
+
 def _contiguous(objective: Objective) -> Objective:
     """With h in the order of the output, next to which it is read for every candidate."""
     if objective.h is None or objective.h.is_contiguous():
@@ -152,14 +161,11 @@ def sample_rows(objective: Objective, seed: int, count: int) -> tuple[Objective,
     rows = objective.lhs.shape[-2]
     if count >= rows:
         return objective, None
-    if objective.h is None:
-        index = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))[:count].sort().values
-        index = index.expand(*objective.lhs.shape[:-2], count)
-        h, unit = None, objective.unit * rows / count
-    else:
-        index, factors = draw(objective.row_weights, count, seed)
-        h, unit = rows_of(objective.h, index) * factors[..., None], objective.unit
-    return Objective(rows_of(objective.lhs, index), objective.rhs, h, objective.metric, unit), index
+    index, factors = draw(objective.row_weights, count, seed)
+    h = factors[..., None]
+    if objective.h is not None:
+        h = h * (objective.h if objective.h.shape[-2] == 1 else rows_of(objective.h, index))
+    return Objective(rows_of(objective.lhs, index), objective.rhs, h, objective.metric, objective.unit), index
 
 
 def sample_entries(objective: Objective, seed: int, count: int) -> tuple[Objective, Callable[[Tensor], Tensor]]:
@@ -168,19 +174,18 @@ def sample_entries(objective: Objective, seed: int, count: int) -> tuple[Objecti
     entries, heads = objective.lhs.shape[:2]
     if count >= entries:
         return objective, _as_it_is
-    if objective.h is None:
-        index = torch.randperm(entries, generator=torch.Generator().manual_seed(seed))[:count].sort().values
-        flat = (index[:, None] * heads + torch.arange(heads)).flatten()
-    else:
-        index, factors = draw(objective.h.sum((2, 3)).T, count, seed)
-        flat = (index * heads + torch.arange(heads)[:, None]).T.flatten()
+    h = objective.h_of_columns
+    weights = objective.row_weights.sum(2) if h is None else h.sum((2, 3))
+    index, factors = draw(weights.T, count, seed)
+    flat = (index * heads + torch.arange(heads)[:, None]).T.flatten()
 
     def take(x: Tensor) -> Tensor:
-        return x.flatten(0, 1).index_select(0, flat).unflatten(0, (count, heads))
+        taken = x.flatten(0, 1).index_select(0, flat)
+        return taken.reshape(count, heads, *taken.shape[1:])
 
-    h = None if objective.h is None else take(objective.h) * factors.T[..., None, None]
-    unit = objective.unit * entries / count if objective.h is None else objective.unit
-    return Objective(take(objective.lhs), take(objective.rhs), h, objective.metric, unit), take
+    h = factors.T[..., None, None]
+    h = h if objective.h is None else h * take(objective.h)
+    return Objective(take(objective.lhs), take(objective.rhs), h, objective.metric, objective.unit), take
 
 
 def draw(weights: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -211,12 +216,11 @@ def _column_weights(objective: Objective) -> Tensor:
 # The samples of one search, the largest first: how they are taken, and the most candidates each leaves to the next
 # larger one. Next to a weight all are drawn from all rows, and what the smaller ones said of a candidate still counts;
 # a matmul's are drawn each from the one before. Where every channel of a weight picks its own scale, a sample must be
-# right for each of them, and so is larger; so it is where the metric has no weights, and rows are drawn evenly.
+# right for each of them, and so is larger.
 Steps = tuple[tuple[Callable[..., Sample], tuple[float, ...], int], ...]
-CHANNELS: Steps = ((fixed_rows, (1536,), 1), (fixed_rows, (576,), 5), (fixed_rows, (192,), 14), (fixed_rows, (48,), 15))
+CHANNELS: Steps = ((fixed_rows, (1536,), 1), (fixed_rows, (576,), 6), (fixed_rows, (192,), 14), (fixed_rows, (48,), 15))
 WEIGHT: Steps = ((fixed_rows, (512,), 1), (fixed_rows, (192,), 4), (fixed_rows, (64,), 12), (fixed_rows, (32,), 15))
 INPUT: Steps = ((searched_rows, (512,), 1), (searched_rows, (192,), 4), (searched_rows, (64,), 12))
-EVENLY: Steps = ((searched_rows, (1024,), 1), (searched_rows, (384,), 4), (searched_rows, (128,), 12))
 MATMUL: Steps = (
     (rows_and_mixed_columns, (144, 128, 0.75), 1),
     (rows_and_mixed_columns, (80, 36), 8),
@@ -227,9 +231,9 @@ MATMUL: Steps = (
 def stages_of(objective: Objective, weight: bool, side: Side, seed: int, per_channel: bool = False) -> Stages:
     """weight: the right side is one, and not an activation. per_channel: each of its columns has a scale."""
     if weight and side == "lhs":
-        fixed, steps = objective.rhs, EVENLY if objective.h is None else INPUT
+        fixed, steps = objective.rhs, INPUT
     elif weight:
-        fixed, steps = objective.lhs, CHANNELS if per_channel or objective.h is None else WEIGHT
+        fixed, steps = objective.lhs, CHANNELS if per_channel else WEIGHT
     else:
         objective, _ = sample_entries(objective, seed, max(2, MOST_HEADS // objective.lhs.shape[1]))
         objective = objective if side == "lhs" else objective.transposed

@@ -19,7 +19,7 @@ from torch import Tensor
 from ptq4vit_onnx import samples
 from ptq4vit_onnx.clipping import ClipDamage, corrected
 from ptq4vit_onnx.grids import Grid, UniformGrid
-from ptq4vit_onnx.objective import Objective
+from ptq4vit_onnx.objective import Move, Objective
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Quantizer, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.samples import Side, Stages
@@ -34,7 +34,9 @@ NEIGHBOURS = 4  # candidates of a weight that the smallest sample judges by one 
 # clips, of a weight also one that does not. A row may have little of what makes rows weigh, and a quarter of the loss
 # (one of 6304 of blocks.7.mlp.fc1 of ViT-T).
 PROBES: dict[Side, tuple[float, ...]] = {"rhs": (0.84, 0.3), "lhs": (0.3,)}
-PROBED, LEAST_PROBED = 3, 1024  # only the heaviest rows are asked: one of so many, but not fewer
+# On all rows those errors are seen in so many columns, the heaviest and sums of all others. On the rows that then seem
+# to matter most, one of four but not fewer than a thousand, they are exact: one column may lose more than all others.
+PROBED_COLUMNS, PROBED, LEAST_PROBED = 64, 4, 1024
 CHEAP = 1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
 
 
@@ -87,17 +89,26 @@ class Found:
 
 @dataclass(frozen=True)
 class Known:
-    """What several samples of a product said: the mean loss of each candidate [n, groups], by all their rows."""
+    """What several samples of a linear said of each candidate [n, groups]: the mean of its losses.
+
+    They count by the squares of their rows: the more rows are drawn, the more of the heavy ones are certain to be
+    among them, and so twice the rows tell more than twice as much.
+    """
 
     losses: Tensor
-    rows: int
+    weight: int = 0
+
+    @classmethod
+    def nothing_of(cls, candidates: Tensor) -> Known:
+        return cls(torch.zeros(candidates.shape, dtype=torch.float64))
 
     def and_of(self, losses: Tensor, rows: int) -> Known:
         """With one more sample, of `rows`."""
-        return Known(self.losses + (losses - self.losses) * (rows / (self.rows + rows)), self.rows + rows)
+        weight = self.weight + rows**2
+        return Known(self.losses + (losses - self.losses) * (rows**2 / weight), weight)
 
     def of(self, best: Tensor) -> Known:
-        return Known(self.losses.gather(0, best), self.rows)
+        return Known(self.losses.gather(0, best), self.weight)
 
 
 class ProductSearch:
@@ -123,18 +134,21 @@ class ProductSearch:
 
     def _probe(self, side: Side, grid: Grid, other: Quantizer | Float) -> None:
         """Before the first search of one side of a linear: samples whose rows are drawn by what they lose."""
-        if side in self._stages or not self.weight or self.whole.h is None:
+        if side in self._stages or not self.weight:
             return
         picks = (int(part * (grid.count - 1)) for part in PROBES[side])
         probes = [grid.pick([pick] * grid.groups) for pick in picks]
-        if side == "rhs":
-            changes = [self.quantize_rhs(self.whole.rhs, probe, other) - self.whole.rhs for probe in probes]
-            moves = [partial(torch.matmul, other=change) for change in changes]
-        else:
-            rhs = self._round(side, other, self.whole.rhs, grid)
-            moves = [partial(_moved, by=probe, rhs=rhs) for probe in probes]
-        probed = max(LEAST_PROBED, len(self.whole.lhs) // PROBED)
-        self._stages[side] = self._stages_of(self.whole.drawn_by_errors(moves, probed), side)
+        mixed = samples.mixed_columns(self.whole, self.options.seed, PROBED_COLUMNS)
+        moves: list[tuple[Move, Move]] = []
+        for probe in probes:
+            if side == "rhs":
+                change = self.quantize_rhs(self.whole.rhs, probe, other) - self.whole.rhs
+                moves.append((partial(torch.matmul, other=change), partial(torch.matmul, other=mixed.mix(change))))
+            else:
+                rhs = self._round(side, other, self.whole.rhs, grid)
+                moves.append((partial(_moved, by=probe, rhs=rhs), partial(_moved, by=probe, rhs=mixed.mix(rhs))))
+        exactly = max(LEAST_PROBED, len(self.whole.lhs) // PROBED)
+        self._stages[side] = self._stages_of(self.whole.drawn_by_errors(mixed.objective, moves, exactly), side)
 
     def run(self, lhs_grids: Sequence[Grid], rhs_grid: Grid, start: Uniform) -> Found:
         """The best pair of quantizers over all forms of the left side; `start` is the right side to begin with.
@@ -219,13 +233,7 @@ class ProductSearch:
         stages = self.stages("lhs")
         sample = stages.samples[0]
         fixed = sample.mix(self.quantize_rhs(stages.fixed, rhs, lhs))
-        loss = sample.objective.loss(lhs.fake_quantize(sample.objective.lhs), fixed, 1, -1)
-        return float(self._for_all_rows(sample.objective, loss))
-
-    def _for_all_rows(self, sample: Objective, losses: Tensor) -> Tensor:
-        """A sample's losses, scaled up to stand for all rows; an angle stands for them as it is."""
-        is_a_sum = self.options.sums_squares and self.whole.unit
-        return losses * (sample.unit / self.whole.unit) if is_a_sum else losses
+        return float(sample.objective.loss(lhs.fake_quantize(sample.objective.lhs), fixed, 1, -1))
 
     def search(self, side: Side, grid: Grid, other: Quantizer | Float, again: bool = False) -> Quantizer:
         """The best candidate of `grid` for one side, the other side fixed.
@@ -261,7 +269,7 @@ class ProductSearch:
         varied: Side = side if self.weight else "lhs"  # of a matmul's right side, the samples have the sides exchanged
         needed = [sample for sample in stages.samples if sample.leaves(grid.count) < len(order)]
         smallest_first = list(enumerate(zip(needed, stages.mixed(whole), strict=False)))[::-1]
-        known = Known(torch.zeros(order.shape, dtype=torch.float64), 0)
+        known = Known.nothing_of(order)
         for turn, (stage, (sample, fixed)) in enumerate(smallest_first):
             leaves = sample.leaves(grid.count)
             scouting = scouted and turn == 0
@@ -273,10 +281,10 @@ class ProductSearch:
                 losses = self._with_clipping(grid, stage, tried, losses)
             if scouting:
                 order = _with_neighbours(_best(tried, losses, leaves), grid.count)
-                known = Known(torch.zeros(order.shape, dtype=torch.float64), 0)
+                known = Known.nothing_of(order)
                 continue
             if not stages.nested:
-                known = known.and_of(self._for_all_rows(sample.objective, losses), len(sample.objective.lhs))
+                known = known.and_of(losses, len(sample.objective.lhs))
                 losses = known.losses
             places = losses
             if turn == 0 and estimated:  # by the estimate or by the sample, whichever thinks better of it

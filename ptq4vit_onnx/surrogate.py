@@ -55,22 +55,27 @@ def lhs_terms(objective: Objective, rhs: Tensor | None, groups: int, axis: int) 
         """An output-shaped weight, carried back to the side that is searched."""
         return output @ factor.mT
 
-    def total(x: Tensor | None) -> Tensor:
-        return torch.zeros(groups, dtype=torch.float64) if x is None else group_reduce(x, groups, axis, "sum").double()
+    def total(x: Tensor) -> Tensor:
+        return group_reduce(x, groups, axis, "sum").double()
+
+    def weighed(output: Tensor) -> Tensor:
+        return output if h is None else h * output
 
     h, out, metric = objective.h, objective.out, objective.metric
-    weighted = error if h is None or error is None else h * error
-    quad = pull(torch.ones_like(out) if h is None else h, other * other)
-    cross = None if weighted is None else pull(weighted, other)
-    squares = total(None if weighted is None or error is None else weighted * error)
+    weights = weighed(torch.ones_like(out))
+    off = None if error is None else weighed(error)
+    none = torch.zeros(groups, dtype=torch.float64)
+    quad = pull(weights, other * other)
+    cross = None if off is None else pull(off, other)
+    squares = none if off is None or error is None else total(off * error)
     if metric in SUMS_OF_SQUARES:
         return Terms(quad, cross, None, None, Sums.of_squares(squares))
     offsets = Sums(
-        squares, total(None if error is None else error * out), total(error), total(out * out), total(out),
-        size=out.numel() / groups,
+        squares, none if off is None else total(off * out), none if off is None else total(off),
+        total(weighed(out) * out), total(weighed(out)), total(weights),
     )  # fmt: skip
-    ones = pull(torch.ones_like(out), other) if metric == "pearson" else None
-    return Terms(quad, cross, pull(out, other), ones, offsets)
+    ones = pull(weights, other) if metric == "pearson" else None
+    return Terms(quad, cross, pull(weighed(out), other), ones, offsets)
 
 
 def rank(objective: Objective, x: Tensor, grid: Grid, terms: Terms) -> Tensor:

@@ -72,7 +72,7 @@ def test_a_huge_weight_for_a_few_tokens_is_not_clipped_away(
     make: Callable[..., Options], bits: int, seed: int, alone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if alone == "what clipping does on all rows":
-        monkeypatch.setattr(Objective, "drawn_by_errors", lambda self, seen, moves: self)
+        monkeypatch.setattr(Objective, "drawn_by_errors", lambda self, mixed, moves, exactly: self)
     else:
         monkeypatch.setattr("ptq4vit_onnx.search.corrected", lambda losses, seen, real: losses)
     recording, options = massive(seed), make(seed=seed, weight_bits=bits)

@@ -25,7 +25,7 @@ from ptq4vit_onnx.objective import Objective, objective_of
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Affine, Uniform
 from ptq4vit_onnx.samples import mix_of_columns
-from ptq4vit_onnx.search import NEIGHBOURS, RANKED, SHORTLIST, Float, ProductSearch, _scouts, _with_neighbours
+from ptq4vit_onnx.search import NEIGHBOURS, RANKED, SHORTLIST, Float, Known, ProductSearch, _scouts, _with_neighbours
 from ptq4vit_onnx.sites import Site
 from ptq4vit_onnx.surrogate import lhs_terms, rank
 from ptq4vit_onnx.tape import Recording
@@ -185,8 +185,8 @@ def test_scouts_and_their_neighbours_are_all_candidates(count: int) -> None:
 @pytest.mark.parametrize(
     ("weights", "expected"),
     [
-        ("per-tensor", [(32, 25), (64, 60), (256, 12), (768, 4)]),
-        ("per-channel", [(48, 25), (192, 60), (768, 12), (1920, 4)]),
+        ("per-tensor", [(32, 25), (64, 60), (192, 12), (512, 4)]),
+        ("per-channel", [(48, 25), (192, 60), (576, 14), (1536, 6)]),
     ],
 )
 def test_a_weight_is_scouted_before_all_candidates_near_the_best_are_measured(
@@ -208,36 +208,46 @@ def test_a_weight_is_scouted_before_all_candidates_near_the_best_are_measured(
     assert tried == expected
 
 
+@pytest.mark.parametrize("metric", ["hessian", "cosine"])
 @pytest.mark.parametrize(("side", "probes"), [("lhs", 1), ("rhs", 2)])
 def test_a_linears_rows_are_drawn_by_what_the_probes_lose_on_them(
-    side: Any, probes: int, monkeypatch: pytest.MonkeyPatch
+    side: Any, probes: int, metric: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once for both rounds, from all rows, by the errors of the side that is searched, in a mix of the columns."""
+    """Once for both rounds, by the errors of the side that is searched: all rows in a mix of columns, some exactly."""
     monkeypatch.setattr("ptq4vit_onnx.search.CHEAP", 0)
     monkeypatch.setattr("ptq4vit_onnx.search.PROBED_COLUMNS", 8)
-    recording = linear(rows=3000)
-    asked: list[list[torch.Tensor]] = []
+    recording = linear(rows=6000)
+    asked: list[tuple[list[tuple[torch.Tensor, torch.Tensor]], int]] = []
     drawn = Objective.drawn_by_errors
 
-    def noted(self: Objective, seen: Objective, moves: Any) -> Objective:
-        assert len(seen.lhs) == len(self.lhs) and seen.rhs.shape[-1] == 8
-        asked.append([move(seen.lhs) for move in moves])
-        return drawn(self, seen, moves)
+    def noted(self: Objective, mixed: Objective, moves: Any, exactly: int) -> Objective:
+        assert len(mixed.lhs) == len(self.lhs) and mixed.rhs.shape[-1] == 8
+        asked.append(([(move(self.lhs), in_mix(mixed.lhs)) for move, in_mix in moves], exactly))
+        return drawn(self, mixed, moves, exactly)
 
     monkeypatch.setattr(Objective, "drawn_by_errors", noted)
-    options = Options()
-    search = ProductSearch(objective_of(recording, "hessian"), options, weight=True)
+    options = Options(metric=metric)
+    search = ProductSearch(objective_of(recording, metric), options, weight=True)
     grid = uniform_grid(recording.lhs if side == "lhs" else recording.rhs, 8, 1, -1, options)
     other = Float(Uniform(8, (1.0,)))
     search.search(side, grid, other)
     search.search(side, grid, other, again=True)
-    assert len(asked) == 1 and len(asked[0]) == probes
+    [(moves, exactly)] = asked
+    assert len(moves) == probes and exactly == 1500
     clipping = grid.pick([29])  # 0.3 of a hundred
     lhs, rhs = recording.lhs, recording.rhs
     as_shipped = search.quantize_rhs(rhs, clipping, other)
     moved = (clipping.fake_quantize(lhs) - lhs) @ rhs if side == "lhs" else lhs @ (as_shipped - rhs)
     signed, _ = mix_of_columns(search.whole, 8, options.seed)
-    torch.testing.assert_close(asked[0][-1], moved @ signed)
+    torch.testing.assert_close(moves[-1], (moved, moved @ signed))
+
+
+def test_what_smaller_samples_said_counts_by_the_square_of_their_rows() -> None:
+    known = Known.nothing_of(torch.zeros(3, 1, dtype=torch.int64))
+    known = known.and_of(torch.tensor([[1.0], [2.0], [4.0]]), 10).of(torch.tensor([[2], [0]]))
+    torch.testing.assert_close(known.losses, torch.tensor([[4.0], [1.0]], dtype=torch.float64))
+    known = known.and_of(torch.tensor([[8.0], [5.0]]), 30)
+    torch.testing.assert_close(known.losses, torch.tensor([[7.6], [4.6]], dtype=torch.float64))
 
 
 def test_cosine_and_pearson_equal_their_definitions() -> None:
