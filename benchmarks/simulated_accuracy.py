@@ -7,7 +7,7 @@
 Prints one Markdown row as soon as it is measured. Every row is calibrated on the same 32 photos and measured on the
 same validation photos as the float model, all of them and fold by fold: drop is the paired difference in top-1, with
 its standard error. A seed picks the calibration photos and draws the labels; of several, the mean follows, its drop
-with the standard deviation of one seed's.
+with the standard deviation of one seed's. Single choices of all rows can be replaced, as by --weights per-tensor.
 """
 
 from __future__ import annotations
@@ -30,11 +30,16 @@ from benchmarks import real_data
 from ptq4vit_onnx import metrics, process
 from ptq4vit_onnx.calibrate import calibrate
 from ptq4vit_onnx.loading import LoadedModel
-from ptq4vit_onnx.options import Labels, Options
+from ptq4vit_onnx.options import Labels, Options, Twin, Weights
 from ptq4vit_onnx.simulate import simulate
 from ptq4vit_onnx.tape import record
 
 Rows = list[tuple[str, Options]]
+OVERRIDES: dict[str, Any] = {
+    "rounds": None, "labels": typing.get_args(Labels), "weights": typing.get_args(Weights),
+    "twin": typing.get_args(Twin), "images": None,
+}  # fmt: skip
+INSTEAD = "instead of each method's own"
 HEADER = ("model", "method", "bits", "folds", "seed", "top-1", "drop", "agreement", "KL", "calibration s")
 
 
@@ -86,7 +91,8 @@ def scores(logits: Any, reference: Any, labels: Any) -> dict[str, Any]:
 
 def rows_of(name: str, table: Rows, folds: list[int], seeds: list[int], limit: int | None) -> Iterator[tuple[str, ...]]:
     model = real_data.load_model(name)
-    calibration = {seed: real_data.calibration_images(model, seed=seed).images for seed in seeds}
+    count = max(options.images for _, options in table)
+    calibration = {seed: real_data.calibration_images(model, count, seed).images for seed in seeds}
     sets = [real_data.validation_images(model, fold, limit) for fold in folds]
     images = np.concatenate([item.images for item in sets])
     labels = np.concatenate([item.labels for item in sets if item.labels is not None])
@@ -145,17 +151,16 @@ def main() -> None:
     parser.add_argument("--fold", nargs="+", type=int, default=[3, 0])
     parser.add_argument("--limit", type=int, help="photos per fold")
     parser.add_argument("--rows", nargs="+", type=int, help="only these rows of the table, counted from 1")
-    parser.add_argument("--rounds", type=int, help="instead of each method's own")
-    parser.add_argument("--labels", choices=typing.get_args(Labels), help="instead of each method's own")
+    for name, choices in OVERRIDES.items():
+        parser.add_argument(f"--{name}", choices=choices, type=type(getattr(Options, name)), help=INSTEAD)
     parser.add_argument("--seed", nargs="+", type=int, default=[0], help="of calibration photos and labels drawn")
     parsed = parser.parse_args()
     process.prepare()
     table = method_rows(parsed.bits or [8, 6, 4]) if parsed.table == "methods" else ablation_rows(parsed.bits or [8, 6])
     table = [table[row - 1] for row in parsed.rows] if parsed.rows else table
-    if parsed.labels is not None:
-        table = [(f"{title}, labels {parsed.labels}", replace(row, labels=parsed.labels)) for title, row in table]
-    if parsed.rounds is not None:
-        table = [(f"{title}, rounds {parsed.rounds}", replace(row, rounds=parsed.rounds)) for title, row in table]
+    changes = {name: getattr(parsed, name) for name in OVERRIDES if getattr(parsed, name) is not None}
+    for name, value in changes.items():
+        table = [(f"{title}, {name} {value}", replace(row, **{name: value})) for title, row in table]
     print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER))
     for name in parsed.model:
         for row in rows_of(name, table, parsed.fold, parsed.seed, parsed.limit):

@@ -216,11 +216,12 @@ def _column_weights(objective: Objective) -> Tensor:
 # The samples of one search, the largest first: how they are taken, and the most candidates each leaves to the next
 # larger one. Next to a weight all are drawn from all rows, and what the smaller ones said of a candidate still counts;
 # a matmul's are drawn each from the one before. Where every channel of a weight picks its own scale, a sample must be
-# right for each of them, and so is larger.
+# right for each of them, and so is larger; so it is where no gradients make rows differ.
 Steps = tuple[tuple[Callable[..., Sample], tuple[float, ...], int], ...]
 CHANNELS: Steps = ((fixed_rows, (1536,), 1), (fixed_rows, (576,), 6), (fixed_rows, (192,), 14), (fixed_rows, (48,), 15))
 WEIGHT: Steps = ((fixed_rows, (512,), 1), (fixed_rows, (192,), 4), (fixed_rows, (64,), 12), (fixed_rows, (32,), 15))
 INPUT: Steps = ((searched_rows, (512,), 1), (searched_rows, (192,), 4), (searched_rows, (64,), 12))
+EVEN_INPUT: Steps = ((searched_rows, (1024,), 1), (searched_rows, (384,), 4), (searched_rows, (128,), 12))
 MATMUL: Steps = (
     (rows_and_mixed_columns, (144, 128, 0.75), 1),
     (rows_and_mixed_columns, (80, 36), 8),
@@ -231,9 +232,9 @@ MATMUL: Steps = (
 def stages_of(objective: Objective, weight: bool, side: Side, seed: int, per_channel: bool = False) -> Stages:
     """weight: the right side is one, and not an activation. per_channel: each of its columns has a scale."""
     if weight and side == "lhs":
-        fixed, steps = objective.rhs, INPUT
+        fixed, steps = objective.rhs, EVEN_INPUT if objective.h is None else INPUT
     elif weight:
-        fixed, steps = objective.lhs, CHANNELS if per_channel else WEIGHT
+        fixed, steps = objective.lhs, CHANNELS if per_channel or objective.h is None else WEIGHT
     else:
         objective, _ = sample_entries(objective, seed, max(2, MOST_HEADS // objective.lhs.shape[1]))
         objective = objective if side == "lhs" else objective.transposed
