@@ -103,7 +103,8 @@ def mixed_columns(objective: Objective, seed: int, count: int) -> Sample:
         return Sample(_contiguous(objective), _as_it_is)
     if objective.metric == "pearson":  # asks for sum d, which signs do not keep
         sample = fixed_rows(_with_all_weights(objective).transposed, seed, COLUMNS_FOR_A_SUM * count)
-        return Sample(_contiguous(sample.objective.transposed), lambda rhs: sample.mix(rhs.mT).mT.contiguous())
+        small = _contiguous(_with_all_weights(sample.objective.transposed))
+        return Sample(small, lambda rhs: sample.mix(rhs.mT).mT.contiguous())
     signed, means = mix_of_columns(objective, count, seed)
     h = objective.h if objective.h_of_columns is None else objective.h_of_columns @ means
     small = Objective(objective.lhs, objective.rhs @ signed, h, objective.metric, objective.unit)
@@ -137,7 +138,7 @@ def _with_all_weights(objective: Objective) -> Objective:
     """With h in the output's shape."""
     if objective.h is None:
         return objective
-    h = objective.h.expand(objective.out.shape)
+    h = objective.h.expand(*objective.lhs.shape[:-1], objective.rhs.shape[-1])
     return Objective(objective.lhs, objective.rhs, h, objective.metric, objective.unit)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from ptq4vit_onnx.grids import Grid, UniformGrid
 from ptq4vit_onnx.objective import Move, Objective
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Quantizer, TwinGelu, TwinSoftmax, Uniform
-from ptq4vit_onnx.samples import Side, Stages
+from ptq4vit_onnx.samples import Sample, Side, Stages
 from ptq4vit_onnx.side_by_side import side_by_side
 from ptq4vit_onnx.surrogate import lhs_terms, rank
 from ptq4vit_onnx.weight_codes import pair_limit, shipped
@@ -138,7 +138,7 @@ class ProductSearch:
             return
         picks = (int(part * (grid.count - 1)) for part in PROBES[side])
         probes = [grid.pick([pick] * grid.groups) for pick in picks]
-        mixed = samples.mixed_columns(self.whole, self.options.seed, PROBED_COLUMNS)
+        mixed = self._mixed
         moves: list[tuple[Move, Move]] = []
         for probe in probes:
             if side == "rhs":
@@ -149,6 +149,11 @@ class ProductSearch:
                 moves.append((partial(_moved, by=probe, rhs=rhs), partial(_moved, by=probe, rhs=mixed.mix(rhs))))
         exactly = max(LEAST_PROBED, len(self.whole.lhs) // PROBED)
         self._stages[side] = self._stages_of(self.whole.drawn_by_errors(mixed.objective, moves, exactly), side)
+
+    @cached_property
+    def _mixed(self) -> Sample:
+        """All rows of a linear, next to a mix of its columns."""
+        return samples.mixed_columns(self.whole, self.options.seed, PROBED_COLUMNS)
 
     def run(self, lhs_grids: Sequence[Grid], rhs_grid: Grid, start: Uniform) -> Found:
         """The best pair of quantizers over all forms of the left side; `start` is the right side to begin with.

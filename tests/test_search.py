@@ -242,6 +242,27 @@ def test_a_linears_rows_are_drawn_by_what_the_probes_lose_on_them(
     torch.testing.assert_close(moves[-1], (moved, moved @ signed))
 
 
+@pytest.mark.parametrize("side", ["lhs", "rhs"])
+@pytest.mark.parametrize("metric", ["mse", "cosine", "pearson"])
+def test_a_few_rows_that_are_huge_are_not_clipped_away_without_gradients_either(
+    metric: Any, side: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of 3000 rows have most of the output; drawn evenly, samples would have one or none of them."""
+    monkeypatch.setattr("ptq4vit_onnx.search.CHEAP", 0)
+    recording = linear(rows=3000, outputs=520)
+    recording.lhs[::1000] *= 40
+    options = Options(metric=metric, candidates=40)
+    grid = uniform_grid(recording.lhs if side == "lhs" else recording.rhs, 8, 1, -1, options)
+    other = Float(Uniform(8, (1.0,)))
+    losses = []
+    for search in ("fast", "exhaustive"):
+        product = ProductSearch(objective_of(recording, metric), replace(options, search=search), weight=True)
+        found = product.search(side, grid, other)
+        lhs, rhs = (found, Float()) if side == "lhs" else (other, found)
+        losses.append(float(product.loss(product.whole, lhs, rhs, 1, -1)))
+    assert losses[0] <= 1.03 * losses[1]
+
+
 def test_what_smaller_samples_said_counts_by_the_square_of_their_rows() -> None:
     known = Known.nothing_of(torch.zeros(3, 1, dtype=torch.int64))
     known = known.and_of(torch.tensor([[1.0], [2.0], [4.0]]), 10).of(torch.tensor([[2], [0]]))
