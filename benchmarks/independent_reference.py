@@ -4,8 +4,9 @@
 
 What its search finds is what the published form of this tool should find: sampled labels, both twins, layer-wise
 symmetric scales, the float model's inputs. It knows nothing of integers (its weights are not made pair-safe), of zero
-points, outliers or bias correction. Prints one Markdown row per model, width and seed as soon as it is known, then
-means and standard deviations over the seeds.
+points, outliers or bias correction; and where it asks whether GELU's negatives are covered, it counts one code more
+than there is. Prints one Markdown row per model, width and seed as soon as it is known, then means and standard
+deviations over the seeds.
 
 Every product (patch embedding, qkv, Q@K^T, P@V, proj, fc1, fc2, head) is a `Product` of a [.., 1 or G, rows, K] and
 b [.., G, K, columns]: G is the number of heads, 3 for qkv (q, k and v rows of the weight) and 1 for all other linears.

@@ -65,7 +65,8 @@ class Objective:
     """One product with its float output and the weight h of each output element.
 
     lhs [.., n, K], rhs [.., K, M] or [K, M]. h is g^2 scaled to mean 1 for hessian, like the output. The other metrics
-    weigh all outputs alike: None, or in a sample [.., n, 1], what each row stands for.
+    weigh all outputs alike: None, or in a sample what each row, image or column stands for, as [.., n, 1],
+    [images, heads, 1, 1] or in the output's shape.
     unit: what a loss must be multiplied by to be sum g^2 d^2 over all that the recording stands for.
     row_weights: how much each row of the left side [.., n] moves the loss, where more is known than can be seen here.
     """

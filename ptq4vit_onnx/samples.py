@@ -9,7 +9,7 @@ be added up, each with a random sign s and the root of its weight a:
 
 Such sums see all columns, and what they get wrong averages out over heads and images: 32 of them do what 64 columns do
 (DeiT-T). Not so next to a weight, where one set of sums would serve all rows: a weight that is clipped errs most for
-those tokens to which it matters, and a sum weighs its tokens alike.
+those tokens to which it matters, and a sum weighs its tokens alike. There they only say which rows to look at.
 """
 
 from __future__ import annotations
@@ -175,9 +175,7 @@ def sample_entries(objective: Objective, seed: int, count: int) -> tuple[Objecti
     entries, heads = objective.lhs.shape[:2]
     if count >= entries:
         return objective, _as_it_is
-    h = objective.h_of_columns
-    weights = objective.row_weights.sum(2) if h is None else h.sum((2, 3))
-    index, factors = draw(weights.T, count, seed)
+    index, factors = draw(objective.row_weights.sum(2).T, count, seed)
     flat = (index * heads + torch.arange(heads)[:, None]).T.flatten()
 
     def take(x: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ PROBES: dict[Side, tuple[float, ...]] = {"rhs": (0.84, 0.3), "lhs": (0.3,)}
 # On all rows those errors are seen in so many columns, the heaviest and sums of all others. On the rows that then seem
 # to matter most, one of four but not fewer than a thousand, they are exact: one column may lose more than all others.
 PROBED_COLUMNS, PROBED, LEAST_PROBED = 64, 4, 1024
+MOST_AT_ONCE = 12_000_000  # elements of a left side of which every thread may have a copy: 48 MB
 CHEAP = 1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
 
 
@@ -332,6 +333,7 @@ class ProductSearch:
         fixed: its other side, rounded by `other`.
         """
 
+        @torch.no_grad()  # which each thread says for itself
         def loss_of(row: Tensor) -> Tensor:
             quantizer = grid.pick(row.tolist())
             if varied == "lhs":
@@ -340,8 +342,9 @@ class ProductSearch:
                 sides = fixed, self.quantize_rhs(product.rhs, quantizer, other)
             return product.loss(*sides, grid.groups, grid.axis)
 
-        assert product.out is not None  # made here, once, and not by each of the threads
-        return torch.stack(side_by_side(loss_of, candidates))
+        _ = product.out  # made here, once, and not by each of the threads
+        small = product.lhs.numel() <= MOST_AT_ONCE
+        return torch.stack(side_by_side(loss_of, candidates) if small else [loss_of(row) for row in candidates])
 
     def _is_cheap(self, grid: Grid) -> bool:
         return grid.count * self.whole.size * self.whole.lhs.shape[-1] <= CHEAP

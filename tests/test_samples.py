@@ -186,9 +186,20 @@ def test_of_many_windows_the_heaviest_of_each_head_and_some_others_stand_for_all
     index = take(torch.arange(600).reshape(600, 1, 1, 1).expand(600, 3, 1, 1))[..., 0, 0]
     assert index.shape == (300, 3)
     if objective.h is not None:
-        heaviest = objective.h.sum((2, 3)).argmax(0)
+        heaviest = objective.row_weights.sum(2).argmax(0)
         assert all(int(entry) in index[:, head] for head, entry in enumerate(heaviest))
     assert loss_of_lhs(part, part.rhs) == pytest.approx(loss_of_lhs(objective, objective.rhs), rel=0.1)
+
+
+@pytest.mark.parametrize("metric", ["hessian", "cosine"])
+def test_an_image_with_huge_values_in_one_head_is_looked_at_there(metric: str) -> None:
+    objective = product(rows=4, heads=3, batch=60, metric=metric)
+    objective.lhs[17, 1] *= 100
+    if objective.h is not None:
+        objective.h[17, 1] = objective.h.mean()
+    _, take = sample_entries(objective, 0, 10)
+    index = take(torch.arange(60).reshape(60, 1, 1, 1).expand(60, 3, 1, 1))[..., 0, 0]
+    assert 17 in index[:, 1]
 
 
 def test_windows_are_limited_whatever_their_heads() -> None:

@@ -24,7 +24,7 @@ from ptq4vit_onnx.grids import (
 from ptq4vit_onnx.objective import Objective, objective_of
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.quantizers import Affine, Uniform
-from ptq4vit_onnx.samples import mix_of_columns
+from ptq4vit_onnx.samples import mix_of_columns, sample_rows
 from ptq4vit_onnx.search import NEIGHBOURS, RANKED, SHORTLIST, Float, Known, ProductSearch, _scouts, _with_neighbours
 from ptq4vit_onnx.sites import Site
 from ptq4vit_onnx.surrogate import lhs_terms, rank
@@ -80,6 +80,22 @@ def test_with_one_input_channel_the_estimate_is_the_exact_loss_for_every_candida
     exact = torch.stack([objective.loss(q.fake_quantize(objective.lhs), rhs, 1, -3) for q in grid.quantizers])[:, 0]
     usable = exact < 100 * exact.min()
     torch.testing.assert_close(estimates[usable], exact[usable], rtol=2e-2, atol=0.0)
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+@pytest.mark.parametrize("metric", ["hessian", "mse", "cosine", "pearson"])
+def test_so_it_is_of_a_sample_whose_rows_stand_for_several(metric: Any, rounded: bool) -> None:
+    recording = linear(inputs=1, rows=300)
+    recording.lhs.mul_(torch.linspace(0.1, 3, 300)[:, None])
+    objective, index = sample_rows(objective_of(recording, metric), 0, 60)
+    assert index is not None
+    grid = affine_grid(recording.lhs, 6, Options())
+    rhs = Uniform(6, (float(np.float32(0.02)),)).fake_quantize(recording.rhs) if rounded else None
+    estimates = rank(objective, objective.lhs, grid, lhs_terms(objective, rhs, 1, -3))[:, 0]
+    fixed = recording.rhs if rhs is None else rhs
+    exact = torch.stack([objective.loss(q.fake_quantize(objective.lhs), fixed, 1, -3) for q in grid.quantizers])[:, 0]
+    usable = exact < 100 * exact.min()
+    torch.testing.assert_close(estimates[usable], exact[usable], rtol=2e-2, atol=1e-6)
 
 
 @pytest.mark.parametrize("metric", ["hessian", "mse", "cosine", "pearson"])
