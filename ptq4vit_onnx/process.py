@@ -6,7 +6,7 @@ import ctypes
 import os
 
 # mallopt's parameters, from glibc's malloc.h
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 _KEPT, _PAD = 2**31 - 1, 2**27  # bytes free at the top before any go back to the system; bytes asked for in advance
 
 
@@ -25,13 +25,14 @@ def keep_freed_memory() -> bool:
     """Have glibc hand freed memory out again instead of unmapping it; False where there is no glibc.
 
     By default every large tensor is a mapping of its own: its pages are zeroed and faulted in anew for each candidate
-    that is tried. On a virtual machine whose host takes free pages back, that is most of a search's time.
+    that is tried. On a virtual machine whose host takes free pages back, that is most of a search's time. All threads
+    share one heap: what each would keep in its own, the others could not use.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # musl and macOS have no mallopt, Windows no handle of the process
         return False
-    settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _KEPT), (_TOP_PAD, _PAD))
+    settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _KEPT), (_TOP_PAD, _PAD), (_ARENA_MAX, 1))
     return all([mallopt(parameter, value) == 1 for parameter, value in settings])
 
 

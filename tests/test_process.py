@@ -12,22 +12,32 @@ _FAULTS = """
 import resource
 from ptq4vit_onnx import process
 {call}
-import torch
+import threading, torch
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
-    torch.ones(10_000_000).add(1)
+work = lambda: torch.ones(20_000_000).add(1)
+def run(times):
+    for _ in range(times):
+        if {threads}:
+            worker = threading.Thread(target=work)
+            worker.start()
+            worker.join()
+        else:
+            work()
+run(20)
 before = faults()
-for _ in range(5):
-    torch.ones(10_000_000).add(1)
+run(5)
 print(faults() - before)
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told how to keep memory")
-def test_large_tensors_reuse_freed_memory(run_python: Callable[..., Any]) -> None:
-    # A tensor is 40 MB, ten thousand pages; ten of them are made, after a start that leaves enough memory behind. In
-    # interpreters of their own: how memory is kept is a setting of the whole process.
-    default, kept = (int(run_python(_FAULTS.format(call=call)).stdout) for call in ("", "process.prepare()"))
+@pytest.mark.parametrize("threads", [False, True])
+def test_large_tensors_reuse_freed_memory(threads: bool, run_python: Callable[..., Any]) -> None:
+    # A tensor is 80 MB, twenty thousand pages (a heap of a thread's own takes none of more than 64); ten of them are
+    # made, after a start that leaves enough memory behind. In interpreters of their own: how memory is kept is a
+    # setting of the whole process.
+    calls = ("", "process.prepare()")
+    default, kept = (int(run_python(_FAULTS.format(call=call, threads=threads)).stdout) for call in calls)
     assert kept <= default / 4
 
 
