@@ -21,10 +21,11 @@ from ptq4vit_onnx.clipping import ClipDamage, corrected
 from ptq4vit_onnx.grids import Grid, UniformGrid
 from ptq4vit_onnx.objective import Move, Objective
 from ptq4vit_onnx.options import Options
-from ptq4vit_onnx.quantizers import Quantizer, TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.quantizers import Quantizer, Uniform
 from ptq4vit_onnx.samples import Sample, Side, Stages
 from ptq4vit_onnx.side_by_side import side_by_side
 from ptq4vit_onnx.surrogate import lhs_terms, rank
+from ptq4vit_onnx.twin_prices import price_as_ratio, price_in_nats
 from ptq4vit_onnx.weight_codes import pair_limit, shipped
 
 RANKED = 40  # candidates of an activation next to a weight that an estimate leaves
@@ -39,29 +40,6 @@ PROBES: dict[Side, tuple[float, ...]] = {"rhs": (0.84, 0.3), "lhs": (0.3,)}
 PROBED_COLUMNS, PROBED, LEAST_PROBED = 64, 4, 1024
 MOST_AT_ONCE = 12_000_000  # elements of a left side of which every thread may have a copy: 48 MB
 CHEAP = 1_000_000_000  # multiply-adds for which all candidates are measured exactly: the few rows of a last block
-
-
-# What the expected damage (1/2 g^2 d^2, in nats per image) must fall by before a twin is worth its second product. The
-# two are in the ratio of what they cost in time: of a DeiT-S, twelve second P@V take 2 %, twelve second fc2 27 %.
-SOFTMAX_NATS, GELU_NATS = 2.5e-5, 4e-4
-# The same for metrics without nats: how many times smaller the loss must be.
-SOFTMAX_RATIO, GELU_RATIO = 1.1, 8.0
-
-
-def needs_second_product(lhs: Quantizer) -> bool:
-    return isinstance(lhs, (TwinSoftmax, TwinGelu)) and not lhs.fits_a_byte
-
-
-def price_in_nats(lhs: Quantizer) -> float:
-    if not needs_second_product(lhs):
-        return 0.0
-    return SOFTMAX_NATS if isinstance(lhs, TwinSoftmax) else GELU_NATS
-
-
-def price_as_ratio(lhs: Quantizer) -> float:
-    if not needs_second_product(lhs):
-        return 1.0
-    return SOFTMAX_RATIO if isinstance(lhs, TwinSoftmax) else GELU_RATIO
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Two implementations of the published search, which share no code, find the same scales.
 
-Six bits: no pair of such weights has to be made safe, which the reference knows nothing of.
+Of GELU's twin it is D2 that is compared: for D1 the reference counts one code more. Six bits: no pair of such weights
+has to be made safe, which the reference knows nothing of.
 """
 
 from __future__ import annotations

@@ -279,6 +279,24 @@ def test_a_few_rows_that_are_huge_are_not_clipped_away_without_gradients_either(
     assert losses[0] <= 1.03 * losses[1]
 
 
+@pytest.mark.parametrize(("most", "at_once"), [(400 * 24, True), (400 * 24 - 1, False)])
+def test_a_large_left_side_is_not_copied_by_every_thread(
+    most: int, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def noted(function: Any, items: Any) -> Any:
+        calls.append(len(items))
+        return [function(item) for item in items]
+
+    monkeypatch.setattr("ptq4vit_onnx.search.MOST_AT_ONCE", most)
+    monkeypatch.setattr("ptq4vit_onnx.search.side_by_side", noted)
+    recording, options = linear(), Options(search="exhaustive")
+    search = ProductSearch(objective_of(recording, "hessian"), options, weight=True)
+    search.search("lhs", uniform_grid(recording.lhs, 8, 1, -1, options), Float())
+    assert calls == ([100] if at_once else [])
+
+
 def test_what_smaller_samples_said_counts_by_the_square_of_their_rows() -> None:
     known = Known.nothing_of(torch.zeros(3, 1, dtype=torch.int64))
     known = known.and_of(torch.tensor([[1.0], [2.0], [4.0]]), 10).of(torch.tensor([[2], [0]]))
