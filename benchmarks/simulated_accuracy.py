@@ -30,14 +30,14 @@ from benchmarks import real_data
 from ptq4vit_onnx import metrics, process
 from ptq4vit_onnx.calibrate import calibrate
 from ptq4vit_onnx.loading import LoadedModel
-from ptq4vit_onnx.options import Labels, Options, Twin, Weights
+from ptq4vit_onnx.options import ChannelMode, Labels, Options, Twin, Weights
 from ptq4vit_onnx.simulate import simulate
 from ptq4vit_onnx.tape import record
 
 Rows = list[tuple[str, Options]]
 OVERRIDES: dict[str, Any] = {
     "rounds": None, "labels": typing.get_args(Labels), "weights": typing.get_args(Weights),
-    "twin": typing.get_args(Twin), "images": None,
+    "twin": typing.get_args(Twin), "channels": typing.get_args(ChannelMode), "images": None,
 }  # fmt: skip
 INSTEAD = "instead of each method's own"
 HEADER = ("model", "method", "bits", "folds", "seed", "top-1", "drop", "agreement", "KL", "calibration s")

@@ -21,6 +21,7 @@ from ptq4vit_onnx.passes.drop_no_ops import DropNoOps
 from ptq4vit_onnx.passes.drop_unread_rows import DropUnreadRows
 from ptq4vit_onnx.passes.embed_patches import EmbedPatches
 from ptq4vit_onnx.passes.find_products import FindProducts
+from ptq4vit_onnx.passes.fold_channels import FoldChannels
 from ptq4vit_onnx.passes.fold_head_scales import FoldHeadScales
 from ptq4vit_onnx.passes.pack_weights import PackWeights
 from ptq4vit_onnx.passes.quantize_activations import QuantizeActivations
@@ -43,6 +44,7 @@ PASSES: tuple[type[Pass], ...] = (
     DropUnreadRows,  # while the float graph's shapes are whole, and its nodes in order
     EmbedPatches,  # Conv becomes MatMul, and
     UnifyProducts,  # so does Gemm: from here on there is one kind of product
+    FoldChannels,  # before anything reads the weights and biases that it changes
     ShapeBiases,  # while the bias still stands right behind its product
     SplitOutliers,  # before the weights are rounded: the main product's rows become zero first
     QuantizeWeights,  # before the activations: whether a twin's branches merge depends on the codes that ship

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ptq4vit_onnx.channel_choice import channel_choices, with_channels
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.grids import (
     Grid,
@@ -49,8 +50,15 @@ def calibrate(
 
 
 def plan_site(recording: Recording, options: Options) -> SitePlan:
-    """Search both sides of one product."""
+    """Search both sides of one product; behind a LayerNorm also how its channels are best moved and scaled."""
     require_finite(recording)
+    choices = (None, *channel_choices(recording, options))
+    plans = [replace(search_site(with_channels(recording, choice), options), channels=choice) for choice in choices]
+    return min(plans, key=lambda plan: plan.losses[options.metric])
+
+
+def search_site(recording: Recording, options: Options) -> SitePlan:
+    """The best quantizers of one product as it is."""
     main, outliers = split_outliers(recording, options)
     site = main.site
     search = ProductSearch(objective_of(main, options.metric), options, site.rhs_is_weight)
@@ -112,7 +120,7 @@ def split_outliers(recording: Recording, options: Options) -> tuple[Recording, O
                     lhs=recording.lhs[:, index].contiguous(), rhs=recording.rhs[index].contiguous())  # fmt: skip
     # Of one input, all scales point in the same direction: a metric that ignores lengths cannot choose.
     metric = options.metric if options.sums_squares else "mse"
-    plan = plan_site(alone, replace(options, metric=metric, outliers="none", bias_correction=False))
+    plan = search_site(alone, replace(options, metric=metric, outliers="none", bias_correction=False))
     rest = replace(recording, lhs=recording.lhs.index_fill(1, index, 0.0), rhs=recording.rhs.index_fill(0, index, 0.0))
     return rest, Outliers(tuple(channels), plan.lhs, plan.rhs)  # type: ignore[arg-type]
 

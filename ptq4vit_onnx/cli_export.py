@@ -12,6 +12,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.models.specs import DEFAULT
 from ptq4vit_onnx.options import (
     Activations,
+    ChannelMode,
     Labels,
     Method,
     Metric,
@@ -57,13 +58,14 @@ def _add_method(export: argparse.ArgumentParser) -> None:
     group.add_argument("--method", choices=get_args(Method), help="ptq4vit, or the paper's Base PTQ (ptq4vit)")
     group.add_argument("--paper", action="store_true",
                        help="PTQ4ViT exactly as published: layer-wise symmetric scales, both twins, no "
-                            "outlier split")  # fmt: skip
+                            "outlier split, no scaled channels")  # fmt: skip
     for name, choices, text in (
         ("metric", Metric, "what the search minimises (hessian)"),
         ("twin", Twin, "which inputs get two ranges (auto)"),
         ("weights", Weights, "scales of weights (per-channel)"),
         ("activations", Activations, "offer a zero point, or stay symmetric (affine)"),
         ("outliers", OutlierMode, "own scales for single huge channels (auto)"),
+        ("channels", ChannelMode, "own scale and centre for every channel behind a LayerNorm, folded into it (auto)"),
         ("search", Search, "(fast)"),
         ("labels", Labels, "of the calibration loss: all with random signs, or one (signs; with --paper sampled)"),
     ):
@@ -76,7 +78,7 @@ def _add_method(export: argparse.ArgumentParser) -> None:
 
 def options_from(parsed: argparse.Namespace) -> Options:
     """The method's own settings, changed by what was given explicitly."""
-    names = ("metric", "twin", "weights", "activations", "outliers", "search", "labels", "rounds",
+    names = ("metric", "twin", "weights", "activations", "outliers", "channels", "search", "labels", "rounds",
              "candidates", "bias_correction", "images", "seed")  # fmt: skip
     _refuse_options_next_to_plan(parsed, names[:-2])
     changes = {name: getattr(parsed, name) for name in names if getattr(parsed, name) is not None}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ptq4vit_onnx.calibrate import quantized_product
+from ptq4vit_onnx.channel_choice import with_channels
 from ptq4vit_onnx.grids import (
     SHIFTS,
     Grid,
@@ -54,6 +55,7 @@ class _Sample:
 def collect(recording: Recording, plan: SitePlan, options: Options) -> SiteEvidence:
     """What the report shows of one recorded site under its plan. Costs about one of its products."""
     with torch.no_grad():
+        recording = with_channels(recording, plan.channels)
         sample = _draw(recording, options.seed)
         inputs = _main_inputs(recording.lhs, plan)
         return SiteEvidence(

@@ -105,6 +105,8 @@ def _detail(index: int, row: SiteRow, metric: str, first: bool) -> str:
     if row.plan.outliers is not None:
         channels = ", ".join(map(str, row.plan.outliers.channels))
         facts.append(f"input channels with scales of their own, not in the histogram: {channels}")
+    if row.plan.channels is not None:
+        facts.append(f"input channels centred and scaled one by one, folded into {row.plan.channels.norm}")
     return (
         f'<section class="site{" first" if first else ""}" id="site-{index}"><h3>{escape(row.name)}</h3>'
         f'<p class="soft">{escape("; ".join(facts))}.</p><div class="charts">'

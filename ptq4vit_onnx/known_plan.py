@@ -9,7 +9,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.loading import LoadedModel
 from ptq4vit_onnx.models.specs import ModelSpec
 from ptq4vit_onnx.options import Options
-from ptq4vit_onnx.plan import ScalePlan
+from ptq4vit_onnx.plan import ScalePlan, SitePlan
 from ptq4vit_onnx.quantizers import Affine, Uniform
 from ptq4vit_onnx.sites import Site
 
@@ -49,9 +49,25 @@ def require_plan_fits(plan: ScalePlan, model: LoadedModel, sites: list[Site]) ->
                 f"the plan does not fit {plan.model}: {site.name} is a {site.kind} fed by {site.lhs_source}, the plan "
                 f"says a {planned.kind} fed by {planned.lhs_source}; calibrate again"
             )
+        _require_channels(plan.model, site, planned)
         for side in (planned.lhs, planned.rhs) if site.kind == "matmul" else ():
             if isinstance(side, (Uniform, Affine)) and len(side.scale) not in (1, site.heads):
                 raise UserError(
                     f"the plan does not fit {plan.model}: {site.name} has {site.heads} heads, the plan "
                     f"{len(side.scale)} scales; expected 1 or {site.heads}"
                 )
+
+
+def _require_channels(model: str, site: Site, planned: SitePlan) -> None:
+    channels = planned.channels
+    if channels is None:
+        return
+    if channels.norm != site.norm:
+        raise UserError(
+            f"the plan does not fit {model}: {site.name} reads {site.norm or 'no LayerNorm'}, the plan folds its "
+            f"channels into {channels.norm}; calibrate again"
+        )
+    if any(channels.shift) and not site.has_bias:
+        raise UserError(
+            f"the plan does not fit {model}: {site.name} has no bias, the plan shifts its channels; calibrate again"
+        )

@@ -17,6 +17,7 @@ Twin = Literal["auto", "both", "softmax", "gelu", "none"]
 Weights = Literal["per-channel", "per-tensor"]
 Activations = Literal["affine", "symmetric"]
 OutlierMode = Literal["auto", "none"]
+ChannelMode = Literal["auto", "none"]
 Search = Literal["fast", "exhaustive"]
 Labels = Literal["sampled", "argmax", "signs"]
 
@@ -29,6 +30,7 @@ class Options:
     twin: which inputs get two ranges; auto decides per site whether the second range pays for itself.
     activations: affine offers a zero point next to the symmetric form of the paper, and keeps the better.
     outliers: auto gives single input channels that dwarf all others a scale of their own.
+    channels: auto moves and scales the input channels of layers behind a LayerNorm, where that lowers the loss.
     labels: of the loss whose gradients weigh the errors; signs and sampled estimate the same, signs with less noise.
     rounds: how often the search alternates between the two sides of a product; 0 searches each side by itself.
     """
@@ -41,6 +43,7 @@ class Options:
     weights: Weights = "per-channel"
     activations: Activations = "affine"
     outliers: OutlierMode = "auto"
+    channels: ChannelMode = "auto"
     bias_correction: bool = False
     search: Search = "fast"
     rounds: int = 0
@@ -96,7 +99,9 @@ _WHOLE = (
     ("images", 1, MAX_COUNT),
     ("seed", 0, 2**32 - 1),
 )
-_PUBLISHED = {"weights": "per-tensor", "activations": "symmetric", "outliers": "none", "labels": "sampled"}
+_PUBLISHED = {
+    "weights": "per-tensor", "activations": "symmetric", "outliers": "none", "channels": "none", "labels": "sampled",
+}  # fmt: skip
 _CHOICES: dict[str, Any] = {
     "method": Method,
     "metric": Metric,
@@ -104,6 +109,7 @@ _CHOICES: dict[str, Any] = {
     "weights": Weights,
     "activations": Activations,
     "outliers": OutlierMode,
+    "channels": ChannelMode,
     "search": Search,
     "labels": Labels,
 }

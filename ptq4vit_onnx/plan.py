@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from ptq4vit_onnx.channels import Channels
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.sites import Kind, Source
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class SitePlan:
     bias_correction: added to the output, one value per output channel (the mean error on the calibration
     images). losses: what the search measured for this choice, by metric name. forms: where several forms of the left
     side were compared: the expected damage of each, in nats per image (Hessian metric), or its loss.
+    channels: how the input is moved and scaled before anything else, folded into the layers around; lhs, rhs, outliers
+    are of the product after that.
     """
 
     kind: Kind
@@ -50,6 +53,7 @@ class SitePlan:
     bias_correction: tuple[float, ...] | None = None
     losses: Mapping[str, float] = field(default_factory=dict)
     forms: Mapping[str, float] = field(default_factory=dict)
+    channels: Channels | None = None
 
 
 @dataclass(frozen=True)
@@ -203,6 +207,8 @@ def _require_consistent(site: SitePlan, where: str) -> None:
     for name in ("outliers", "bias_correction"):
         if site.kind == "matmul" and getattr(site, name) is not None:
             raise PlanFieldError(_join(where, name), "expected null: a matmul has neither outliers nor a bias")
+    if site.kind != "linear" and site.channels is not None:
+        raise PlanFieldError(_join(where, "channels"), f"expected null: a {site.kind} has no LayerNorm to fold into")
     unknown = sorted(set(site.forms) - {kind.__name__ for kind in _TYPE_NAMES})
     if unknown:
         raise PlanFieldError(_join(where, f"forms.{unknown[0]}"), "no such quantizer")

@@ -27,6 +27,11 @@ _MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm
 _SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
 _GELU = {F.gelu}
 _TRANSPARENT = {F.dropout, torch.dropout, Tensor.contiguous, Tensor.float, Tensor.to, Tensor.type_as}
+# What moves values about and leaves each in its channel, the last axis; folding.py tries whether that is so.
+_MOVING = _TRANSPARENT | {
+    torch.roll, Tensor.roll, F.pad, Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten,
+    Tensor.permute, torch.permute, Tensor.transpose, torch.transpose, Tensor.__getitem__,
+}  # fmt: skip
 _OPAQUE = {
     F.scaled_dot_product_attention,
     F.multi_head_attention_forward,
@@ -117,13 +122,24 @@ class _ProductMode(TorchFunctionMode):
             )
         out = func(*args, **kwargs)
         _mark_source(func, args, out)
+        self._mark_norm(func, args, kwargs, out)
         return out
+
+    def _mark_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Remember on the tensor itself which LayerNorm made it, if it has a weight and a bias to fold into."""
+        if func is F.layer_norm:
+            given = dict(zip(("input", "normalized_shape", "weight", "bias"), args, strict=False)) | kwargs
+            owners = {self.owners.get(id(given.get(name))) for name in ("weight", "bias")}
+            if len(owners) == 1 and None not in owners:
+                out._ptq4vit_norm = owners.pop()
+        elif func in _MOVING and args and _norm(args[0]):
+            out._ptq4vit_norm = _norm(args[0])
 
     def _linear(self, scope: str, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:
         name = self._owner(weight, scope)
         groups = 3 if name.rpartition(".")[2] == "qkv" and weight.shape[0] % 3 == 0 else 1
         return Call(
-            Site(name, "linear", scope, _source(x), groups),
+            Site(name, "linear", scope, _source(x), groups, norm=_norm(x), has_bias=bias is not None),
             x,
             weight.t(),
             bias,
@@ -222,6 +238,11 @@ def _mark_source(func: Any, args: tuple[Any, ...], out: Any) -> None:
 def _source(x: Tensor) -> Source:
     source: Source = getattr(x, "_ptq4vit_source", "other")
     return source
+
+
+def _norm(x: Any) -> str:
+    norm: str = getattr(x, "_ptq4vit_norm", "")
+    return norm
 
 
 def discover(model: nn.Module, image: Tensor) -> list[Site]:

@@ -57,7 +57,7 @@ def prove(
     kernels = audit(path, plan, optimised)
     kernels.require_integer()
     kernels.require_exact()
-    sites = check_sites(path, plan, few, FloatSites(float_path), optimised)
+    sites = check_sites(path, plan, few, FloatSites(float_path, plan), optimised)
     require_exact(sites)
     replayed = _replay(path, plan, model, few)
     return Proof(kernels, sites, replayed, *_compare(path, float_path, plan, model, images, progress))

@@ -278,6 +278,11 @@ def _is_below(limit: float, x: Any) -> Any:
 def _check(bits: int, scale: tuple[float, ...]) -> None:
     if not MIN_BITS <= bits <= MAX_BITS:
         raise ValueError(f"bits is {bits}, expected {MIN_BITS}..{MAX_BITS}")
+    require_scales(scale)
+
+
+def require_scales(scale: tuple[float, ...]) -> None:
+    """Scales are positive values of float32; a ValueError names the first that is not."""
     if not scale:
         raise ValueError("scale is empty, expected one value or one per group")
     values = np.asarray(scale, np.float64)

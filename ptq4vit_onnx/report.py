@@ -69,6 +69,7 @@ class Report:
                     if (choice := twin_choice.twin_choice(site)) is not None
                 },
             },
+            "channels": {name: site.channels.norm for name, site in plan.sites.items() if site.channels is not None},
             "latency": latency.to_data(),
             "bytes": {"float": file_bytes(float_path), "model": file_bytes(path)},
             "seconds": {stage: round(value, 3) for stage, value in seconds.items()},
@@ -97,6 +98,9 @@ class Report:
             ("against float", f"{versus['agreement']:.1f} % agreement, KL {versus['kl']:.2g}"
                               f"{' (random weights: says nothing about accuracy)' if data['random_weights'] else ''}"),
         ]  # fmt: skip
+        if data["channels"]:
+            rows.insert(3, ("channels", f"{len(data['channels'])} layers have their input channels centred and scaled "
+                                        "one by one, folded into the LayerNorms before them"))  # fmt: skip
         if data["twins"]["summary"]:
             rows.insert(3, ("twins", data["twins"]["summary"]))
         if versus["top1_float"] is not None:

@@ -223,14 +223,13 @@ def simulated(model: LoadedModel, plans: Mapping[str, SitePlan], batch: int = 16
     """
     import torch
 
-    from ptq4vit_onnx.products import watching
-    from ptq4vit_onnx.simulate import Simulator
+    from ptq4vit_onnx.simulate import Simulator, applying
 
     simulator = Simulator(plans)
 
     def predict(images: Array) -> Array:
         parts = [torch.from_numpy(images[start : start + batch]) for start in range(0, len(images), batch)]
-        with torch.no_grad(), watching(model.module, simulator):
+        with torch.no_grad(), applying(model.module, plans, simulator):
             return torch.cat([model.module(part) for part in parts]).numpy()
 
     yield predict

@@ -1,9 +1,12 @@
-"""The torch model with a plan applied: fake-quantised, for accuracy without ONNX and as one side of parity."""
+"""The torch model with a plan applied: fake-quantised, for accuracy without ONNX and as one side of parity.
+
+A plan is about the model with its channels folded in: `applying` does that, and lets a handler compute the products.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ptq4vit_onnx.calibrate import shipped_sides, with_weight
+from ptq4vit_onnx.folding import folded
 from ptq4vit_onnx.plan import ScalePlan, SitePlan
-from ptq4vit_onnx.products import Call, watching
+from ptq4vit_onnx.products import Call, Handler, watching
 
 if TYPE_CHECKING:  # ONNX lies right of the plan: only the types are needed here
     from ptq4vit_onnx.file_form import FileForm
@@ -60,6 +64,13 @@ class Simulator:
         return out + out.new_tensor(plan.bias_correction).reshape(shape)
 
 
+@contextmanager
+def applying(model: nn.Module, plan: ScalePlan | Mapping[str, SitePlan], handler: Handler) -> Iterator[None]:
+    """While it is open, `handler` computes the products of the model that the plan is about."""
+    with folded(model, plan), watching(model, handler):
+        yield
+
+
 def simulate(
     model: nn.Module,
     plan: ScalePlan | Mapping[str, SitePlan] | None,
@@ -71,7 +82,7 @@ def simulate(
     title: str = "simulating",
 ) -> np.ndarray[Any, Any]:
     """Logits [n, classes] of the model under the plan, or of the float model where plan is None."""
-    watch = nullcontext() if plan is None else watching(model, Simulator(plan, sites, nudge))
+    watch = nullcontext() if plan is None else applying(model, plan, Simulator(plan, sites, nudge))
     return _logits(model, images, batch, watch, progress, title)
 
 
@@ -88,7 +99,7 @@ def simulate_exactly(
     from ptq4vit_onnx.runtime_floats import RuntimeFloats
 
     with RuntimeFloats():  # outside: products are seen before it
-        return _logits(model, images, batch, watching(model, ExactSimulator(plan, form)), progress, "simulating")
+        return _logits(model, images, batch, applying(model, plan, ExactSimulator(plan, form)), progress, "simulating")
 
 
 def _logits(
@@ -109,7 +120,7 @@ def replay(model: nn.Module, plan: ScalePlan, hold: Replay, images: np.ndarray[A
 
     for image in images[:, None]:
         hold.show(image)
-        with torch.no_grad(), watching(model, compare):
+        with torch.no_grad(), applying(model, plan, compare):
             model(torch.from_numpy(image))
 
 
@@ -124,6 +135,6 @@ def site_outputs(
         found[call.site.name] = out.numpy()
         return out
 
-    with torch.no_grad(), watching(model, note):
+    with torch.no_grad(), applying(model, plan, note):
         model(torch.from_numpy(images))
     return found

@@ -81,15 +81,31 @@ def float_parameters(model: onnx.ModelProto) -> dict[tuple[str, str], Any]:
     return found
 
 
-class FloatSites:
-    """The weights and biases of a float model, by site."""
+def with_channels_folded(parameters: dict[tuple[str, str], Any], plan: ScalePlan) -> dict[tuple[str, str], Any]:
+    """A float model's parameters as the plan has them: LayerNorms take up their channels' scales and shifts."""
+    found = dict(parameters)
+    for site in plan.sites.values():
+        if site.channels is not None:
+            keys = [(f"{site.channels.norm}/LayerNormalization", f"input {position}") for position in (1, 2)]
+            if all(isinstance(found.get(key), np.ndarray) for key in keys):
+                found.update(zip(keys, site.channels.of_norm(*(found[key] for key in keys)), strict=True))
+    return found
 
-    def __init__(self, model: Model) -> None:
+
+class FloatSites:
+    """The weights and biases of a float model, by site; with a plan's channels folded in, if there is one."""
+
+    def __init__(self, model: Model, plan: ScalePlan | None = None) -> None:
+        self._channels = {} if plan is None else {name: site.channels for name, site in plan.sites.items()}
         self._index = GraphIndex(load(model))
         self._nodes = {name.site: node for node in self._index.nodes if (name := parse_name(node.name)) is not None}
 
     def weight(self, site: str) -> Array:
         """[inputs, outputs], whichever node computes the site; a convolution's inputs ordered by `pair_far_inputs`."""
+        channels = self._channels.get(site)
+        return self._weight(site) if channels is None else channels.of_weight(self._weight(site))
+
+    def _weight(self, site: str) -> Array:
         node = self._node(site)
         value = self._index.constant(node.input[1])
         if value is None:
@@ -101,6 +117,10 @@ class FloatSites:
 
     def bias(self, site: str) -> Array:
         """[outputs], or a single zero for a site without a bias."""
+        channels = self._channels.get(site)
+        return self._bias(site) if channels is None else channels.of_bias(self._weight(site), self._bias(site))
+
+    def _bias(self, site: str) -> Array:
         node = self._node(site)
         if node.op_type in {"Gemm", "Conv"}:
             constant = self._index.constant(node.input[2]) if len(node.input) > 2 else None

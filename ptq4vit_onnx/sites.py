@@ -24,7 +24,8 @@ class Site:
 
     lhs_source: what feeds the left side. weight_groups: how many equal blocks of output columns the paper
     gives a weight scale of their own (3 for a fused qkv, else 1). heads: length of axis -3 of a matmul's
-    sides, else 1.
+    sides, else 1. norm: path of the LayerNorm whose output a linear reads, moved about at most; else empty.
+    has_bias: of a linear.
     """
 
     name: str
@@ -33,6 +34,8 @@ class Site:
     lhs_source: Source = "other"
     weight_groups: int = 1
     heads: int = 1
+    norm: str = ""
+    has_bias: bool = False
 
     @property
     def rhs_is_weight(self) -> bool:

@@ -10,9 +10,9 @@ the first stage of a Swin at 384 pixels has 170 million probabilities, far more 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ptq4vit_onnx import process
+from ptq4vit_onnx.folding import foldable
 from ptq4vit_onnx.options import Labels, Options
 from ptq4vit_onnx.products import Call, discover, watching
 from ptq4vit_onnx.sites import Site
@@ -64,18 +65,20 @@ class _Pieces:
 class Recorder:
     """A handler that lets the model compute and keeps each product's sides and, when it comes, its gradient.
 
-    most: how many elements of a side to keep at each call.
+    most: how many elements of a side to keep at each call. foldable: sites that a LayerNorm's channels can be folded
+    into; the others' are forgotten.
     """
 
-    def __init__(self, most: int, seed: int) -> None:
-        self.most, self.generator = most, torch.Generator().manual_seed(seed)
+    def __init__(self, most: int, seed: int, foldable: Set[str]) -> None:
+        self.most, self.generator, self.foldable = most, torch.Generator().manual_seed(seed), foldable
         self.pieces: dict[str, _Pieces] = {}
 
     def __call__(self, call: Call) -> Tensor:
         out = call.plain()
         if not out.requires_grad:
             return out
-        pieces = self.pieces.setdefault(call.site.name, _Pieces(call.site))
+        site = call.site if call.site.name in self.foldable else replace(call.site, norm="")
+        pieces = self.pieces.setdefault(site.name, _Pieces(site))
         slot = len(pieces.lhs)  # gradients come back in the engine's order, not in that of the calls
         kept = self._kept(call)
         pieces.lhs.append(_rows(call.lhs, call, kept))
@@ -129,7 +132,8 @@ def record(
     model.requires_grad_(False)
     sites = discover(model, images[:1])
     segments = [_Segment(block) for block in find_blocks(model, sites)]
-    recorder = Recorder(MOST_ELEMENTS // math.ceil(len(images) / batch), seed)
+    most = MOST_ELEMENTS // math.ceil(len(images) / batch)
+    recorder = Recorder(most, seed, foldable(model, sites, images[:1]))
     with torch.enable_grad(), watching(model, recorder):
         _forward(model, images, segments, seed, labels, batch)
     yield from recorder.take()

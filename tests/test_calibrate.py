@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ptq4vit_onnx.calibrate import bias_correction, calibrate, outlier_channels, plan_site, quantized_product
+from ptq4vit_onnx.channel_choice import channel_choices, with_channels
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.images import embedded_digits
 from ptq4vit_onnx.loading import load, resolve
@@ -120,6 +121,62 @@ def test_values_that_are_not_finite_are_refused_by_site(what: str, value: float)
 
 def test_ordinary_channels_are_not_called_outliers() -> None:
     assert outlier_channels(recording()) == []
+
+
+def uneven(rows: int = 600, has_bias: bool = True) -> Recording:
+    """A linear behind a LayerNorm whose channels have ranges from 1/8 to 8 around centres from -4 to 4."""
+    item = recording(rows=rows, inputs=32)
+    item.lhs.mul_(torch.logspace(-3, 3, 32, base=2)).add_(torch.linspace(-4, 4, 32))
+    item.rhs.div_(torch.logspace(-3, 3, 32, base=2)[:, None])
+    return replace(item, site=replace(item.site, norm="norm", has_bias=has_bias))
+
+
+def error_of(item: Recording, plan: Any) -> float:
+    moved = with_channels(item, plan.channels)
+    return float((quantized_product(moved.lhs, moved.rhs, plan) - moved.lhs @ moved.rhs).square().mean())
+
+
+@pytest.mark.parametrize("weights", ["per-channel", "per-tensor"])
+@pytest.mark.parametrize("metric", ["hessian", "mse", "cosine"])
+def test_uneven_channels_behind_a_norm_are_brought_together_and_the_error_falls(weights: Any, metric: Any) -> None:
+    item = uneven()
+    plan = plan_site(item, Options(weights=weights, metric=metric, **QUICK))
+    left_alone = plan_site(item, Options(weights=weights, metric=metric, channels="none", **QUICK))
+    assert plan.channels is not None and left_alone.channels is None
+    assert error_of(item, plan) < error_of(item, left_alone) / 4
+    spread = with_channels(item, plan.channels).lhs.abs().amax(0)
+    assert spread.max() < 4 * spread.min()
+
+
+def test_moved_channels_multiply_to_the_same_but_for_a_constant() -> None:
+    item = uneven()
+    (channels,) = channel_choices(item, Options())
+    moved = with_channels(item, channels)
+    constant = torch.tensor(channels.shift) @ item.rhs
+    torch.testing.assert_close(moved.lhs @ moved.rhs + constant, item.lhs @ item.rhs, rtol=1e-4, atol=1e-3)
+
+
+def test_without_a_bias_channels_are_scaled_but_not_moved() -> None:
+    (channels,) = channel_choices(uneven(has_bias=False), Options())
+    assert set(channels.shift) == {0.0} and max(channels.scale) > 4 * min(channels.scale)
+
+
+def test_a_channel_that_never_moves_and_one_that_nobody_reads_stay_finite() -> None:
+    item = uneven()
+    item.lhs[:, 3] = 2.0
+    item.rhs[5] = 0.0
+    (channels,) = channel_choices(item, Options())
+    moved = with_channels(item, channels)
+    assert moved.lhs.isfinite().all() and moved.rhs.isfinite().all()
+    assert max(channels.scale) < 1e3 * min(channels.scale)
+
+
+def test_channels_are_left_alone_where_nothing_can_be_folded_or_too_few_rows_count() -> None:
+    item = uneven()
+    assert channel_choices(replace(item, site=replace(item.site, norm="")), Options()) == []
+    assert channel_choices(item, Options.paper()) == channel_choices(item, Options.base()) == []
+    item.grad[400:] = 0.0  # as of all tokens but the class token in a last block
+    assert channel_choices(item, Options()) == []
 
 
 def test_bias_correction_removes_the_mean_error_of_every_channel() -> None:

@@ -84,7 +84,7 @@ def test_without_a_plan_what_needs_one_is_skipped(
     alone = shutil.copy(files[0], tmp_path)
     found = statuses(lines_of(capsys, 0, alone, *files[1:]))
     assert found["sites"] == found["saturation"] == "skipped"
-    assert found["kernels"] == found["agreement"] == "passed"
+    assert found["kernels"] == found["agreement"] == found["parameters"] == "passed"
     plan = files[0].with_name("plan.json")
     assert statuses(lines_of(capsys, 0, alone, *files[1:], "--plan", plan))["sites"] == "passed"
 

@@ -14,6 +14,7 @@ import pytest
 
 from ptq4vit_onnx import float_export as float_export_module
 from ptq4vit_onnx import pipeline, prove
+from ptq4vit_onnx.channels import Channels
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.images import ImageSet, embedded_digits
 from ptq4vit_onnx.known_plan import options_of, require_plan_fits
@@ -141,6 +142,11 @@ def test_a_plan_that_does_not_fit_the_model_is_refused(float_export: Callable[..
     rest = {name: site for name, site in plan.sites.items() if name != "head"}
     assert "head is in only one of them" in refusal(replace(plan, sites=rest))
     assert "head is a linear fed by other, the plan says a conv" in refusal(with_site("head", kind="conv"))
+    wrong = Channels("blocks.1.norm1", (1.0,) * 64, (0.0,) * 64)
+    assert "blocks.0.attn.qkv reads blocks.0.norm1, the plan folds its channels into blocks.1.norm1" in refusal(
+        with_site("blocks.0.attn.qkv", channels=wrong)
+    )
+    assert "blocks.0.mlp.fc2 reads no LayerNorm" in refusal(with_site("blocks.0.mlp.fc2", channels=wrong))
     three = Uniform(8, (0.5,) * 3, -3)
     assert "has 4 heads, the plan 3 scales" in refusal(with_site("blocks.0.attn.qk", rhs=three))
 

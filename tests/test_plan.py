@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ptq4vit_onnx.channels import Channels
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.plan import Outliers, PlanFieldError, ScalePlan, SitePlan, parse_site, plain
 from ptq4vit_onnx.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform, as_float32
@@ -40,9 +41,13 @@ outliers = st.builds(
 sources = st.sampled_from(["softmax", "gelu", "other"])
 losses = st.dictionaries(st.text(), numbers, max_size=2)
 corrections = st.none() | st.lists(numbers, max_size=4).map(tuple)
+pairs = st.lists(st.tuples(scales, numbers.filter(lambda value: abs(value) < 1e38)), min_size=1, max_size=3)
+channels = st.builds(lambda norm, found: Channels(norm, *map(tuple, zip(*found, strict=True))), st.text(), pairs)
 weighted = st.builds(
     SitePlan, st.sampled_from(["linear", "conv"]), sources, uniforms | affines() | twins, uniforms,
     st.none() | outliers, corrections, losses,
+) | st.builds(
+    SitePlan, st.just("linear"), sources, uniforms | affines(), uniforms, channels=st.none() | channels
 )  # fmt: skip
 products = st.builds(SitePlan, st.just("matmul"), sources, per_head | twins, per_head, st.none(), st.none(), losses)
 sites = weighted | products
@@ -62,6 +67,7 @@ PLAN = ScalePlan(
         "blocks.0.mlp.fc2": SitePlan(
             "linear", "gelu", TwinGelu(8, 0.25, 3), Uniform(8, (0.5, 0.25)),
             Outliers((3, 7), Affine(8, (0.5,), (128,)), Uniform(8, (0.125,))), (0.1, -0.2), {"hessian": 0.5},
+            channels=Channels("blocks.0.norm2", (0.5, 2.0), (0.25, -1.0)),
         ),
         "blocks.0.attn.pv": SitePlan("matmul", "softmax", TwinSoftmax(8, 4), Uniform(8, (0.5,), -3)),
     },
@@ -78,7 +84,7 @@ def test_a_file_is_read_again_exactly_and_is_plain_json(tmp_path: Path) -> None:
     PLAN.save(tmp_path / "plan.json")
     assert ScalePlan.load(tmp_path / "plan.json") == PLAN
     data = json.loads((tmp_path / "plan.json").read_text())
-    assert data["format"] == 2
+    assert data["format"] == 3
     assert data["sites"]["blocks.0.attn.pv"]["lhs"] == {"type": "twin_softmax", "bits": 8, "shift": 4}
 
 
@@ -115,8 +121,8 @@ def change(*path: Any, to: Any = ...) -> Callable[[Any], None]:
 
 FC2, PV = ("sites", "blocks.0.mlp.fc2"), ("sites", "blocks.0.attn.pv")
 MISTAKES = [
-    (change("format", to=1), "format: expected 2, got 1"),
-    (change("format"), "format: expected 2, got None"),
+    (change("format", to=1), "format: expected 3, got 1"),
+    (change("format"), "format: expected 3, got None"),
     (change("model", to=3), "model: expected str, got 3"),
     (change(*FC2, "losses", to={"x": float("nan")}), "fc2.losses.x: expected a finite number, got nan"),
     (change(*FC2, "forms", to={"Affine": float("inf")}), "forms.Affine: expected a finite number, got inf"),
@@ -156,6 +162,10 @@ MISTAKES = [
     (change(*FC2, "rhs", "axis", to=-2), "fc2.rhs.axis: expected -1 for the scales of a linear, got -2"),
     (change(*FC2, "rhs", "axis", to=5), "fc2.rhs.axis: expected -1 for the scales of a linear, got 5"),
     (change(*PV, "rhs", to={"type": "uniform", "bits": 8, "scale": [1, 2], "axis": -1}), "pv.rhs.axis: expected -3"),
+    (change(*FC2, "channels", "scale", 0, to=0), "fc2.channels: scale 0.0 is not a positive float32"),
+    (change(*FC2, "channels", "shift", to=[1.0]), "fc2.channels: shift has 1 values, scale has 2"),
+    (change(*FC2, "channels", "norm"), "fc2.channels.norm: missing"),
+    (change(*PV, "channels", to={"norm": "n", "scale": [1], "shift": [0]}), "pv.channels: expected null: a matmul"),
     (change(*PV, "bias_correction", to=[0.5]), "pv.bias_correction: expected null"),
     (change(*PV, "lhs", to="twin_softmax"), "sites.blocks.0.attn.pv.lhs: expected dict, got 'twin_softmax'"),
 ]  # fmt: skip

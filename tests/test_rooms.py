@@ -11,8 +11,29 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "ptq4vit_onnx"
 TORCH, ONNX = {"torch", "timm", "torchvision"}, {"onnx", "onnx_graphsurgeon", "onnxruntime", "onnx_ir", "onnxscript"}
-RIGHT_OF_THE_PLAN = ("plan", "quantizers", "sites", "report", "runtime", "weight_codes", "kernels", "metrics")
-LEFT_OF_THE_PLAN = ("calibrate", "search", "tape", "grids", "objective", "samples", "surrogate", "products")
+RIGHT_OF_THE_PLAN = (
+    "plan",
+    "quantizers",
+    "sites",
+    "report",
+    "runtime",
+    "weight_codes",
+    "kernels",
+    "metrics",
+    "channels",
+)
+LEFT_OF_THE_PLAN = (
+    "calibrate",
+    "search",
+    "tape",
+    "grids",
+    "objective",
+    "samples",
+    "surrogate",
+    "products",
+    "folding",
+    "channel_choice",
+)
 MAY_PRINT = {"benchmarks", "models/train_digits.py", "ptq4vit_onnx/__main__.py"}
 
 

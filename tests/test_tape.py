@@ -30,7 +30,7 @@ def close(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def test_recordings_equal_plain_autograd(model: Any, images: Any) -> None:
-    recorder = Recorder(10**9, 0)
+    recorder = Recorder(10**9, 0, set())
     with watching(model, recorder):
         logits = model(images.clone().requires_grad_(True))
         labels = draw_labels(logits, "sampled", torch.Generator().manual_seed(0))

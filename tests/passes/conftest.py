@@ -77,6 +77,15 @@ def linear_model(batch: Any = "batch", bias: bool = True, inputs: int = WIDTH, o
     return graph.model(graph.linear("fc", "x", inputs, outputs, bias), (batch, TOKENS, inputs))
 
 
+def normed_model(batch: Any = "batch", bias: bool = True, moved: bool = False) -> Any:
+    """LayerNorm -> linear; with `moved`, tokens change places in between, as in a Swin's windows."""
+    graph = FloatGraph()
+    y = graph.add("norm/LayerNormalization", ["x", graph.draw("gain", WIDTH), graph.draw("offset", WIDTH)], axis=-1)
+    if moved:
+        y = graph.add("windows/Transpose", [graph.add("windows/Transpose_1", [y], perm=[1, 0, 2])], perm=[1, 0, 2])
+    return graph.model(graph.linear("fc", y, WIDTH, 8, bias), (batch, TOKENS, WIDTH))
+
+
 def gemm_model(batch: Any = "batch") -> Any:
     """[batch, inputs] -> Gemm with a transposed weight, as torch writes a classifier's head."""
     graph = FloatGraph()
@@ -273,6 +282,7 @@ class Small:
     """The tests' tools, as one fixture."""
 
     linear: Callable[..., Any] = linear_model
+    normed: Callable[..., Any] = normed_model
     gemm: Callable[..., Any] = gemm_model
     gelu: Callable[..., Any] = gelu_model
     softmax: Callable[..., Any] = softmax_model
