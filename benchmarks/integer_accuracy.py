@@ -68,7 +68,7 @@ def rows(name: str, bits: list[int], folds: list[int], limit: int | None, paper:
         optimised = optimised_model(path)
         kernels = audit(path, plan, optimised)
         kernels.require_exact()
-        parity = check_sites(path, plan, calibration.images[:2], FloatSites(float_path), optimised)
+        parity = check_sites(path, plan, calibration.images[:2], FloatSites(float_path, plan), optimised)
         simulated = simulate_exactly(model.module, plan, form_of(load(path), plan), images)
         in_torch = simulate(model.module, plan, images)
         logits = run(path, images)

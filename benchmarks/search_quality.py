@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import real_data
 from ptq4vit_onnx import process
 from ptq4vit_onnx.calibrate import calibrate, lhs_grids, rhs_search_space
+from ptq4vit_onnx.channel_choice import channel_choices, with_channels
 from ptq4vit_onnx.grids import Grid
 from ptq4vit_onnx.images import synthetic_images
 from ptq4vit_onnx.loading import load, resolve
@@ -80,7 +81,8 @@ def quality(name: str, bits: list[int], images: int, form: str, seed: int) -> No
     for k in bits:
         options = replace(options_of(k, images, form), seed=seed)
         found = []
-        for recording in record(model.module, pixels, options.seed, options.labels):
+        for plain in record(model.module, pixels, options.seed, options.labels):
+            recording = with_channels(plain, next(iter(channel_choices(plain, options)), None))
             found += [(ratio, f"{recording.site.name} {side}") for side, ratio in ratios(recording, options)]
         for ratio, search in sorted(found, reverse=True):
             if ratio > NEAR:

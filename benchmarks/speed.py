@@ -148,7 +148,7 @@ def prove(subject: Subject, variant: str) -> str:
     kernels = audit(path, plan, optimised)
     kernels.require_integer()
     kernels.require_exact()
-    sites = check_sites(path, plan, subject.images.images[:IMAGES], FloatSites(subject.float_path), optimised)
+    sites = check_sites(path, plan, subject.images.images[:IMAGES], FloatSites(subject.float_path, plan), optimised)
     require_exact(sites)
     return f"{kernels}, {sum(site.exact for site in sites)} of {len(sites)} equal to integer arithmetic"
 

@@ -38,8 +38,11 @@ TINY = 1e-30
 
 
 def channel_choices(recording: Recording, options: Options) -> list[Channels]:
-    """What is worth trying next to leaving the channels as they are; empty where nothing can be folded."""
-    if options.channels == "none" or not recording.site.norm:
+    """What is worth trying next to leaving the channels as they are; empty where nothing can be folded.
+
+    A shift takes a constant off the outputs: their errors stay what they are, their angles do not and cannot choose.
+    """
+    if options.channels == "none" or not recording.site.norm or not options.sums_squares:
         return []
     if int((recording.grad != 0).any(-1).sum()) < LEAST_ROWS:
         return []

@@ -95,7 +95,7 @@ def with_channels_folded(parameters: dict[tuple[str, str], Any], plan: ScalePlan
 class FloatSites:
     """The weights and biases of a float model, by site; with a plan's channels folded in, if there is one."""
 
-    def __init__(self, model: Model, plan: ScalePlan | None = None) -> None:
+    def __init__(self, model: Model, plan: ScalePlan | None) -> None:
         self._channels = {} if plan is None else {name: site.channels for name, site in plan.sites.items()}
         self._index = GraphIndex(load(model))
         self._nodes = {name.site: node for node in self._index.nodes if (name := parse_name(node.name)) is not None}

@@ -93,7 +93,7 @@ class Linear:
         out = graph.add("MatMul", "fc/MatMul", "image", graph.constant(self.weight))
         if self.bias is not None:
             out = graph.add("Add", "fc/Add", out, graph.constant(self.bias))
-        return FloatSites(graph.model(out, (TOKENS, INPUTS), 3))
+        return FloatSites(graph.model(out, (TOKENS, INPUTS), 3), None)
 
 
 def build_linear(

@@ -36,7 +36,7 @@ def test_float_weights_are_found_as_inputs_by_outputs_whatever_the_node() -> Non
     constants = {"w": weight, "wt": np.ascontiguousarray(weight.T), "k": kernel}
     tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
     model = helper.make_model(helper.make_graph(nodes, "float", [], [], tensors))
-    sites = FloatSites(model)
+    sites = FloatSites(model, None)
     for site in ("fc", "head"):
         assert np.array_equal(sites.weight(site), weight)
     assert np.array_equal(sites.weight("patch_embed.proj"), weight[[0, 2, 1, 3]])  # far inputs side by side

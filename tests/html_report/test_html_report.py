@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ptq4vit_onnx.channels import Channels
 from ptq4vit_onnx.html_report import render
 
 
@@ -126,6 +127,15 @@ def test_every_site_has_a_column_two_charts_a_row_and_a_place_in_the_list(made_u
     assert len(rows) == len(made_up.plan.sites)
     assert "twin GELU" in rows[3] and "0.02–0.06 (3)" in rows[3] and ">2<" in rows[3]
     assert "input channels with scales of their own, not in the histogram: 3, 5" in text_of(html)
+
+
+def test_scaled_channels_are_said_where_they_are(made_up: Any) -> None:
+    channels = Channels("blocks.0.norm2", (1.0,), (0.0,))
+    name, site = next(iter(made_up.plan.sites.items()))
+    plan = replace(made_up.plan, sites={**made_up.plan.sites, name: replace(site, channels=channels)})
+    said = "input channels centred and scaled one by one, folded into blocks.0.norm2"
+    assert text_of(render(made_up.report_of(), plan, made_up.evidence)).count(said) == 1
+    assert said not in text_of(made_up.page())
 
 
 def test_names_are_escaped(made_up: Any) -> None:
