@@ -57,7 +57,7 @@ def channel_choices(recording: Recording, options: Options) -> list[Channels]:
 
 def best_scales(objective: Objective, shift: Tensor, reach: Tensor, groups: int, options: Options) -> Tensor:
     """One scale per channel [channels], their geometric mean 1; `groups` of the weight's columns share a step."""
-    weight, squares = objective.rhs, (objective.lhs - shift).square()
+    weight, squares = objective.rhs, (objective.lhs - shift).square_()
     h = torch.ones(len(squares), weight.shape[1]) if objective.h is None else objective.h
     through_weight = weight.square() @ h.sum(0) / 4**options.activation_bits
 
