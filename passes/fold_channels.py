@@ -12,6 +12,9 @@ from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.unify_products import bias_add
 from ptq4vit_onnx.passes.work import Product, Work
 
+# What moves values about and leaves each in its channel.
+_MOVING = ("Reshape", "Transpose", "Slice", "Concat", "Gather", "Squeeze", "Unsqueeze", "Flatten", "Identity")
+
 
 class FoldChannels(Pass):
     """A linear sees (x - shift) / scale, channel by channel; its LayerNorm and itself take that up.
@@ -53,9 +56,9 @@ class FoldChannels(Pass):
 
     def _norm_in_front(self, product: Product, channels: Channels) -> Any:
         """The LayerNorm whose output, moved about at most, is the product's left side."""
-        node = product.node
-        while node is not None and node.op != "LayerNormalization":
-            node = node.inputs[0].inputs[0] if node.inputs and node.inputs[0].inputs else None
+        node = _before(product.node)
+        while node is not None and node.op in _MOVING:
+            node = _before(node)
         expected = f"{channels.norm}/LayerNormalization"
         if node is None or node.name != expected:
             found = "no LayerNorm" if node is None else node.name
@@ -63,3 +66,8 @@ class FoldChannels(Pass):
         if len(node.inputs) < 3 or not all(isinstance(item, gs.Constant) for item in node.inputs[1:3]):
             raise self.refuse(product.site, node.name, "the LayerNorm must have a constant weight and bias")
         return node
+
+
+def _before(node: Any) -> Any | None:
+    """The node that makes the first input, if one does."""
+    return node.inputs[0].inputs[0] if node.inputs and node.inputs[0].inputs else None

@@ -59,14 +59,15 @@ def plan_site(recording: Recording, options: Options) -> SitePlan:
 
 def search_site(recording: Recording, options: Options) -> SitePlan:
     """The best quantizers of one product as it is."""
-    main, outliers = split_outliers(recording, options)
+    main, outliers, lost = split_outliers(recording, options)
     site = main.site
     search = ProductSearch(objective_of(main, options.metric), options, site.rhs_is_weight)
     rhs_grid, start = rhs_search_space(main, options)
     found = search.run(lhs_grids(main, options), rhs_grid, start)
     plan = SitePlan(
         site.kind, site.lhs_source, found.lhs, found.rhs, outliers,
-        losses={options.metric: found.loss / (search.whole.size if options.sums_squares else 1)}, forms=found.forms,
+        losses={options.metric: found.loss / search.whole.size + lost if options.sums_squares else found.loss},
+        forms=found.forms,
     )  # fmt: skip
     return replace(plan, bias_correction=bias_correction(recording, plan)) if options.bias_correction else plan
 
@@ -110,11 +111,11 @@ def rhs_search_space(recording: Recording, options: Options) -> tuple[Grid, Unif
     return uniform_grid(rhs, bits, groups, axis, options), covering(rhs, bits, groups, axis)
 
 
-def split_outliers(recording: Recording, options: Options) -> tuple[Recording, Outliers | None]:
-    """The product without its outlier channels, and the quantizers of those channels by themselves."""
+def split_outliers(recording: Recording, options: Options) -> tuple[Recording, Outliers | None, float]:
+    """The product without its outlier channels, the quantizers of those channels by themselves, and their loss."""
     channels = outlier_channels(recording) if options.outliers == "auto" else []
     if not channels:
-        return recording, None
+        return recording, None, 0.0
     index = torch.tensor(channels)
     alone = replace(recording, site=replace(recording.site, lhs_source="other"),
                     lhs=recording.lhs[:, index].contiguous(), rhs=recording.rhs[index].contiguous())  # fmt: skip
@@ -122,7 +123,7 @@ def split_outliers(recording: Recording, options: Options) -> tuple[Recording, O
     metric = options.metric if options.sums_squares else "mse"
     plan = search_site(alone, replace(options, metric=metric, outliers="none", bias_correction=False))
     rest = replace(recording, lhs=recording.lhs.index_fill(1, index, 0.0), rhs=recording.rhs.index_fill(0, index, 0.0))
-    return rest, Outliers(tuple(channels), plan.lhs, plan.rhs)  # type: ignore[arg-type]
+    return rest, Outliers(tuple(channels), plan.lhs, plan.rhs), plan.losses[metric]  # type: ignore[arg-type]
 
 
 def outlier_channels(recording: Recording) -> list[int]:

@@ -28,7 +28,9 @@ from ptq4vit_onnx.tape import Recording
 # Rows that matter, below which a channel's largest value is not known: the head of a DeiT-T reads 32 class tokens of 32
 # images, and on others its channels reach 2.8 times as far (KL 0.02 from this one layer, 0.0001 without).
 LEAST_ROWS = 500
-NARROWEST = 0.05  # of the median reach: a channel that hardly moves is not blown up to the others' size
+NARROWEST = (
+    0.05  # of the median reach of those that move: a channel that hardly moves is not blown up to the others' size
+)
 LIMITS, REACHES = 24, 4.0  # values tried for max s|W|, up to so many times the largest reach
 # Errors of a weight are the same for all tokens and images; they add up where those of the inputs average out, and
 # squared gradients by themselves do not say so. Next to weights with one scale (W6A6, KL on training photos, counted
@@ -49,9 +51,13 @@ def channel_choices(recording: Recording, options: Options) -> list[Channels]:
     low, high = recording.lhs.aminmax(dim=0)
     shift = (low + high) / 2 if recording.site.has_bias else torch.zeros_like(low)
     reach = torch.maximum(high - shift, shift - low)
-    reach = reach.clamp(min=max(NARROWEST * float(reach.median()), torch.finfo(torch.float32).tiny))
+    if not reach.any() or not recording.rhs.any():  # nothing moves, or nobody reads it: as in a pruned layer
+        return []
+    reach = reach.clamp(min=NARROWEST * float(reach[reach > 0].median()))
     groups = recording.site.weight_groups if options.weights == "per-tensor" else recording.rhs.shape[1]
     scale = best_scales(objective_of(recording, options.metric), shift, reach, groups, options)
+    if not bool((scale.isfinite() & (scale > 0)).all()):  # squares of such weights leave float32's range
+        return []
     return [Channels(recording.site.norm, tuple(scale.tolist()), tuple(shift.tolist()))]
 
 
@@ -79,8 +85,9 @@ def best_scales(objective: Objective, shift: Tensor, reach: Tensor, groups: int,
     unscaled = largest(torch.ones_like(reach)).clamp(min=TINY)
     demand = (weight.abs() / unscaled).amax(1).clamp(min=TINY)  # how much of its range a row takes
     balance = (through_inputs(unscaled) / through_weight.clamp(min=TINY)).pow(0.25) * (through_weight > 0)
-    tightest = float((reach * demand).max())
-    limits = torch.logspace(math.log2(tightest), math.log2(REACHES * max(tightest, float(reach.max()))), LIMITS, base=2)
+    tightest = (reach * demand).max()
+    widest = REACHES * float(torch.maximum(reach.max(), tightest) / tightest)
+    limits = tightest * torch.logspace(0, math.log2(widest), LIMITS, base=2)
     choices = [(balance * limit.sqrt()).minimum(limit / demand).maximum(reach) for limit in limits]
     best: Tensor = min(choices, key=loss)
     return best.div(best.log().mean().exp())

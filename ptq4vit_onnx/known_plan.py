@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.loading import LoadedModel
@@ -12,6 +13,9 @@ from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.plan import ScalePlan, SitePlan
 from ptq4vit_onnx.quantizers import Affine, Uniform
 from ptq4vit_onnx.sites import Site
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def load_plan(path: Path, spec: ModelSpec) -> ScalePlan:
@@ -56,6 +60,19 @@ def require_plan_fits(plan: ScalePlan, model: LoadedModel, sites: list[Site]) ->
                     f"the plan does not fit {plan.model}: {site.name} has {site.heads} heads, the plan "
                     f"{len(side.scale)} scales; expected 1 or {site.heads}"
                 )
+
+
+def require_channels_fold(plan: ScalePlan, model: LoadedModel, sites: list[Site], image: Tensor) -> None:
+    """The model, with the plan's channels folded in, computes what it did; `image` [1, C, H, W]."""
+    from ptq4vit_onnx.folding import foldable
+
+    planned = {name: item.channels for name, item in plan.sites.items() if item.channels is not None}
+    odd = sorted(set(planned) - foldable(model.module, sites, image)) if planned else []
+    if odd:
+        raise UserError(
+            f"the plan does not fit {plan.model}: the channels of {odd[0]} cannot be folded into "
+            f"{planned[odd[0]].norm}, because the two then compute something else; calibrate again"
+        )
 
 
 def _require_channels(model: str, site: Site, planned: SitePlan) -> None:

@@ -18,7 +18,7 @@ from ptq4vit_onnx.bounds import MAX_BATCH, require_whole
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.html_report import render
 from ptq4vit_onnx.images import ImageSet, embedded_digits, load_images, require_source, synthetic_images
-from ptq4vit_onnx.known_plan import load_plan, options_of, require_plan_fits
+from ptq4vit_onnx.known_plan import load_plan, options_of, require_channels_fold, require_plan_fits
 from ptq4vit_onnx.loading import LoadedModel, load, resolve
 from ptq4vit_onnx.models.specs import ModelSpec
 from ptq4vit_onnx.options import Options
@@ -105,6 +105,7 @@ def _run(
     sites = discover(model.module, torch.from_numpy(images.images[:1]))
     if known_plan is not None:
         require_plan_fits(known_plan, model, sites)
+        require_channels_fold(known_plan, model, sites, torch.from_numpy(images.images[:1]))
     with clock("float export"):
         float_model = export_float(model, sites, request.batch)
         float_path = save_model(float_model, staging / "float.onnx")

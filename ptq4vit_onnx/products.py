@@ -132,14 +132,14 @@ class _ProductMode(TorchFunctionMode):
             owners = {self.owners.get(id(given.get(name))) for name in ("weight", "bias")}
             if len(owners) == 1 and None not in owners:
                 out._ptq4vit_norm = owners.pop()
-        elif func in _MOVING and args and _norm(args[0]):
+        elif func in _MOVING and args and _norm(args[0]) and not _pads(func, args, kwargs):
             out._ptq4vit_norm = _norm(args[0])
 
     def _linear(self, scope: str, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:
         name = self._owner(weight, scope)
         groups = 3 if name.rpartition(".")[2] == "qkv" and weight.shape[0] % 3 == 0 else 1
         return Call(
-            Site(name, "linear", scope, _source(x), groups, norm=_norm(x), has_bias=bias is not None),
+            Site(name, "linear", scope, _source(x), groups, norm=_norm(x), has_bias=self.owners.get(id(bias)) == name),
             x,
             weight.t(),
             bias,
@@ -238,6 +238,11 @@ def _mark_source(func: Any, args: tuple[Any, ...], out: Any) -> None:
 def _source(x: Tensor) -> Source:
     source: Source = getattr(x, "_ptq4vit_source", "other")
     return source
+
+
+def _pads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether values are added that no LayerNorm made: windows that do not tile an image are filled with zeros."""
+    return func is F.pad and any(args[1] if len(args) > 1 else kwargs["pad"])
 
 
 def _norm(x: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ptq4vit_onnx.channels import Channels
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.integer_products import Array, GraphIndex, parse_name, product_nodes
 from ptq4vit_onnx.plan import ScalePlan
@@ -84,12 +85,21 @@ def float_parameters(model: onnx.ModelProto) -> dict[tuple[str, str], Any]:
 def with_channels_folded(parameters: dict[tuple[str, str], Any], plan: ScalePlan) -> dict[tuple[str, str], Any]:
     """A float model's parameters as the plan has them: LayerNorms take up their channels' scales and shifts."""
     found = dict(parameters)
-    for site in plan.sites.values():
+    for name, site in plan.sites.items():
         if site.channels is not None:
             keys = [(f"{site.channels.norm}/LayerNormalization", f"input {position}") for position in (1, 2)]
             if all(isinstance(found.get(key), np.ndarray) for key in keys):
+                _require_channels(name, site.channels, len(found[keys[0]]))
                 found.update(zip(keys, site.channels.of_norm(*(found[key] for key in keys)), strict=True))
     return found
+
+
+def _require_channels(site: str, channels: Channels, count: int) -> None:
+    if len(channels.scale) != count:
+        raise UserError(
+            f"plan, site {site}: channels has {len(channels.scale)} scales, the float model {count} channels; "
+            "give the plan.json of the same export"
+        )
 
 
 class FloatSites:
@@ -102,8 +112,11 @@ class FloatSites:
 
     def weight(self, site: str) -> Array:
         """[inputs, outputs], whichever node computes the site; a convolution's inputs ordered by `pair_far_inputs`."""
-        channels = self._channels.get(site)
-        return self._weight(site) if channels is None else channels.of_weight(self._weight(site))
+        channels, weight = self._channels.get(site), self._weight(site)
+        if channels is None:
+            return weight
+        _require_channels(site, channels, len(weight))
+        return channels.of_weight(weight)
 
     def _weight(self, site: str) -> Array:
         node = self._node(site)

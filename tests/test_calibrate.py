@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ptq4vit_onnx.calibrate import bias_correction, calibrate, outlier_channels, plan_site, quantized_product
-from ptq4vit_onnx.channel_choice import channel_choices, with_channels
+from ptq4vit_onnx.channel_choice import IN_STEP, channel_choices, with_channels
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.images import embedded_digits
 from ptq4vit_onnx.loading import load, resolve
@@ -169,6 +169,61 @@ def test_a_channel_that_never_moves_and_one_that_nobody_reads_stay_finite() -> N
     moved = with_channels(item, channels)
     assert moved.lhs.isfinite().all() and moved.rhs.isfinite().all()
     assert max(channels.scale) < 1e3 * min(channels.scale)
+
+
+def test_most_channels_may_be_constant() -> None:
+    item = uneven()
+    item.lhs[:, 8:] = 1.0
+    (channels,) = channel_choices(item, Options())
+    assert max(channels.scale) < 1e3 * min(channels.scale)
+    assert plan_site(item, Options(**QUICK)).channels == channels
+
+
+@pytest.mark.parametrize("what", ["lhs", "rhs"])
+def test_a_pruned_layer_has_no_channels_to_scale(what: str) -> None:
+    item = uneven()
+    getattr(item, what).zero_()
+    assert channel_choices(item, Options()) == []
+
+
+def test_weights_whose_squares_leave_float32_are_left_alone() -> None:
+    item = uneven()
+    assert channel_choices(replace(item, rhs=item.rhs * 1e30), Options()) == []
+
+
+@pytest.mark.parametrize("weights", ["per-channel", "per-tensor"])
+def test_no_scales_nearby_or_far_are_expected_to_lose_less(weights: Any) -> None:
+    """The documented sum, written out once more, is smallest at the scales that are found, up to a tenth."""
+    item = uneven()
+    item = replace(item, site=replace(item.site, weight_groups=3))
+    item.rhs[:, 8:16] *= 30  # the three groups of columns have ranges of their own
+    options = Options(weights=weights, weight_bits=4)
+    (channels,) = channel_choices(item, options)
+    lhs, h = item.lhs - torch.tensor(channels.shift), item.grad.square()
+    reach = lhs.abs().amax(0)
+
+    def loss(scale: torch.Tensor) -> float:
+        scaled = (item.rhs * scale[:, None]).abs()
+        columns = scaled.amax(0) if weights == "per-channel" else scaled.reshape(32, 3, 8).amax((0, 2))
+        steps = columns.repeat_interleave(24 // len(columns)) / 2**4
+        inputs = (reach / scale).max() / 2**8 * scale[:, None] * item.rhs
+        return float((h.sum(0) * inputs.square()).sum() + IN_STEP * ((lhs / scale).square().T @ h * steps**2).sum())
+
+    found = torch.tensor(channels.scale)
+    assert found.log().mean().abs() < 1e-4
+    generator = torch.Generator().manual_seed(0)
+    others = [found * (spread * torch.randn(32, generator=generator)).exp() for spread in (0.05, 0.2, 0.5, 1) * 20]
+    assert loss(found) < 1.1 * min(map(loss, (*others, torch.ones(32), reach, reach.sqrt())))
+
+
+def test_the_loss_that_decides_has_the_outliers_share() -> None:
+    item = recording()
+    item.lhs[:, 17] *= 60
+    plan = plan_site(item, Options(search="exhaustive", **QUICK))
+    assert plan.outliers is not None
+    error = quantized_product(item.lhs, item.rhs, plan) - item.lhs @ item.rhs
+    h = item.grad.square()
+    assert plan.losses["hessian"] == pytest.approx(float((h / h.mean() * error.square()).mean()), rel=0.1)
 
 
 def test_channels_are_left_alone_where_nothing_can_be_folded_or_too_few_rows_count() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ptq4vit_onnx.calibrate import plan_site, quantized_product
+from ptq4vit_onnx.channel_choice import with_channels
 from ptq4vit_onnx.evidence import BINS, CURVE_POINTS, collect
 from ptq4vit_onnx.objective import Objective
 from ptq4vit_onnx.options import Options
@@ -67,6 +68,18 @@ def test_sqnr_and_damage_are_the_sums_over_the_recording(name: str, twin: str) -
     assert found.damage == pytest.approx(
         0.5 * plan.losses["hessian"] * float(recording.grad.double().square().sum()), rel=1e-4
     )
+
+
+def test_moved_channels_are_shown_and_judged_as_they_are_quantised() -> None:
+    recording = linear(normal(600, 40) + torch.linspace(-9, 9, 40))
+    recording = replace(recording, site=replace(recording.site, norm="norm", has_bias=True))
+    plan = plan_site(recording, OPTIONS)
+    assert plan.channels is not None
+    found, moved = collect(recording, plan, OPTIONS), with_channels(recording, plan.channels)
+    (histogram,) = found.histograms
+    assert (histogram.low, histogram.high) == (float(moved.lhs.min()), float(moved.lhs.max()))
+    damage = 0.5 * float((recording.grad * error_of(moved, plan)).double().square().sum())
+    assert found.damage == pytest.approx(damage, rel=1e-4)
 
 
 def test_a_sample_of_many_rows_tells_nearly_the_same_damage() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,20 +71,60 @@ def test_an_error_inside_leaves_the_model_as_it_was(load_model: Callable[[str], 
     assert torch.equal(model.get_submodule(site.name).weight, before)
 
 
-def test_windows_that_are_padded_with_zeros_cannot_take_a_shift() -> None:
-    """24 pixels in patches of 4 are six to a side: two windows of four, and two rows of zeros behind the norm."""
+def padded_swin(size: int) -> Any:
+    """Patches of 4 in windows of 4: 24 pixels leave two rows of zeros behind the norm, 32 leave none."""
     import_timm()
     from timm.models.swin_transformer import SwinTransformer
 
     torch.manual_seed(0)
     model = SwinTransformer(
-        img_size=24, patch_size=4, in_chans=1, num_classes=4, embed_dim=8, depths=(1,), num_heads=(2,), window_size=4
+        img_size=size, patch_size=4, in_chans=1, num_classes=4, embed_dim=8, depths=(1,), num_heads=(2,), window_size=4
     ).eval()
     unfuse_attention(model)
-    sites = discover(model, image(24))
-    padded = "layers.0.blocks.0.attn.qkv"
-    assert padded in {site.name for site in sites if site.norm}
-    assert foldable(model, sites, image(24)) == {site.name for site in sites if site.norm} - {padded}
+    return model
+
+
+@pytest.mark.parametrize(("size", "norm"), [(24, ""), (32, "layers.0.blocks.0.norm1")])
+def test_windows_that_are_padded_with_zeros_do_not_come_from_the_norm_alone(size: int, norm: str) -> None:
+    sites = {site.name: site for site in discover(padded_swin(size), image(size))}
+    assert sites["layers.0.blocks.0.attn.qkv"].norm == norm
+
+
+def test_what_the_marks_do_not_see_is_tried() -> None:
+    """With a mark where zeros were filled in, a shift would change what the model computes."""
+    model = padded_swin(24)
+    sites = [replace(site, norm=site.norm or norm_of(site.name)) for site in discover(model, image(24))]
+    marked = {site.name for site in sites if site.norm}
+    assert foldable(model, sites, image(24)) == marked - {"layers.0.blocks.0.attn.qkv"}
+
+
+def norm_of(site: str) -> str:
+    return "layers.0.blocks.0.norm1" if site.endswith(".qkv") else ""
+
+
+class ComputedBias(nn.Module):
+    """A linear whose bias is put together from parameters, as BEiT's: there is no one bias to take up a shift."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv = nn.LayerNorm(8), nn.Linear(8, 8, bias=False)
+        self.low, self.high = (nn.Parameter(torch.randn(4)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.norm(x.flatten(1).reshape(len(x), 1, -1, 8))
+        y = nn.functional.linear(tokens, self.qkv.weight, torch.cat([self.low, self.high]))
+        out: Tensor = ((y @ y.transpose(-1, -2)).softmax(-1) @ y).sum((1, 2))
+        return out
+
+
+def test_a_bias_that_is_computed_is_none_to_fold_a_shift_into() -> None:
+    model = ComputedBias().eval()
+    (site,) = (site for site in discover(model, image(8)) if site.kind == "linear")
+    assert (site.name, site.norm, site.has_bias) == ("qkv", "norm", False)
+    assert foldable(model, [site], image(8)) == {"qkv"} and not any(_probe(model, site).shift)
+    shifted = replace(_probe(model, site), shift=(1.0,) * 8)
+    with pytest.raises(AssertionError, match="qkv has no bias to take up a shift"), _folded(model, {"qkv": shifted}):
+        pass
 
 
 class Reads(nn.Module):

@@ -242,6 +242,16 @@ def test_a_plan_of_another_model_is_refused(files: list[Any], tmp_path: Path, re
     assert "give the plan.json of the same export" in message
 
 
+def test_a_plan_with_another_number_of_channels_is_refused(
+    files: list[Any], tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    data = json.loads(files[0].with_name("plan.json").read_text())
+    data["sites"]["blocks.0.mlp.fc1"]["channels"].update(scale=[1.0] * 3, shift=[0.0] * 3)
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    said = refused("parity", *files, "--plan", tmp_path / "plan.json")
+    assert "site blocks.0.mlp.fc1: channels has 3 scales, the float model 64 channels" in said
+
+
 def test_a_drop_cannot_be_limited_without_labels(
     files: list[Any], tmp_path: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:

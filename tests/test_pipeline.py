@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 
 from ptq4vit_onnx import float_export as float_export_module
-from ptq4vit_onnx import pipeline, prove
+from ptq4vit_onnx import folding, pipeline, prove
 from ptq4vit_onnx.channels import Channels
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.images import ImageSet, embedded_digits
-from ptq4vit_onnx.known_plan import options_of, require_plan_fits
+from ptq4vit_onnx.known_plan import options_of, require_channels_fold, require_plan_fits
 from ptq4vit_onnx.loading import resolve
 from ptq4vit_onnx.options import Options
 from ptq4vit_onnx.outputs import EXPORT_FILES
@@ -149,6 +150,31 @@ def test_a_plan_that_does_not_fit_the_model_is_refused(float_export: Callable[..
     assert "blocks.0.mlp.fc2 reads no LayerNorm" in refusal(with_site("blocks.0.mlp.fc2", channels=wrong))
     three = Uniform(8, (0.5,) * 3, -3)
     assert "has 4 heads, the plan 3 scales" in refusal(with_site("blocks.0.attn.qk", rhs=three))
+
+
+def test_a_plan_that_shifts_channels_of_a_layer_without_a_bias_is_refused(float_export: Callable[..., Any]) -> None:
+    exported, name = float_export("swin_digits"), "layers.1.downsample.reduction"
+    plan = plan_for(exported)
+    width = exported.model.module.get_submodule(name).in_features
+    channels = Channels("layers.1.downsample.norm", (1.0,) * width, (0.5,) * width)
+    wrong = replace(plan, sites={**plan.sites, name: replace(plan.sites[name], channels=channels)})
+    with pytest.raises(UserError, match=f"{name} has no bias, the plan shifts its channels"):
+        require_plan_fits(wrong, exported.model, exported.sites)
+
+
+def test_a_plan_whose_channels_cannot_be_folded_is_refused(
+    float_export: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported, name = float_export("vit_digits"), "blocks.0.attn.qkv"
+    plan = plan_for(exported)
+    channels = Channels("blocks.0.norm1", (1.0,) * 64, (0.0,) * 64)
+    planned = replace(plan, sites={**plan.sites, name: replace(plan.sites[name], channels=channels)})
+    image = torch.zeros(1, *exported.model.preprocessing.size)
+    require_channels_fold(planned, exported.model, exported.sites, image)
+    monkeypatch.setattr(folding, "foldable", lambda *_: set())
+    require_channels_fold(plan, exported.model, exported.sites, image)
+    with pytest.raises(UserError, match=f"the channels of {name} cannot be folded into blocks.0.norm1"):
+        require_channels_fold(planned, exported.model, exported.sites, image)
 
 
 def test_a_plan_of_another_model_is_refused_before_any_work(tmp_path: Path) -> None:

@@ -77,12 +77,14 @@ def linear_model(batch: Any = "batch", bias: bool = True, inputs: int = WIDTH, o
     return graph.model(graph.linear("fc", "x", inputs, outputs, bias), (batch, TOKENS, inputs))
 
 
-def normed_model(batch: Any = "batch", bias: bool = True, moved: bool = False) -> Any:
-    """LayerNorm -> linear; with `moved`, tokens change places in between, as in a Swin's windows."""
+def normed_model(batch: Any = "batch", bias: bool = True, moved: bool = False, changed: bool = False) -> Any:
+    """LayerNorm -> linear; with `moved`, tokens change places in between, as in a Swin's windows; or are changed."""
     graph = FloatGraph()
     y = graph.add("norm/LayerNormalization", ["x", graph.draw("gain", WIDTH), graph.draw("offset", WIDTH)], axis=-1)
     if moved:
         y = graph.add("windows/Transpose", [graph.add("windows/Transpose_1", [y], perm=[1, 0, 2])], perm=[1, 0, 2])
+    if changed:
+        y = graph.add("windows/Relu", [y])
     return graph.model(graph.linear("fc", y, WIDTH, 8, bias), (batch, TOKENS, WIDTH))
 
 

@@ -73,6 +73,18 @@ def test_a_product_behind_no_norm_is_refused(small: Any) -> None:
         quantize(small.linear(), small.plan({"fc": PLAN}))
 
 
+def test_a_norm_without_a_bias_is_refused(small: Any) -> None:
+    model = small.normed()
+    del model.graph.node[0].input[2]
+    with pytest.raises(PassError, match="the LayerNorm must have a constant weight and bias"):
+        quantize(model, small.plan({"fc": PLAN}))
+
+
+def test_a_norm_whose_values_are_changed_on_the_way_is_not_the_one_in_front(small: Any) -> None:
+    with pytest.raises(PassError, match="expected norm/LayerNormalization in front of it, found windows/Relu"):
+        quantize(small.normed(changed=True), small.plan({"fc": PLAN}))
+
+
 def test_scales_alone_need_no_bias(small: Any, x: Any) -> None:
     plan = replace(PLAN, channels=replace(CHANNELS, shift=(0.0,) * WIDTH))
     work = small.run_until(small.normed(bias=False), small.plan({"fc": plan}), "FoldChannels")
