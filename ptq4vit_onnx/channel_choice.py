@@ -28,9 +28,8 @@ from ptq4vit_onnx.tape import Recording
 # Rows that matter, below which a channel's largest value is not known: the head of a DeiT-T reads 32 class tokens of 32
 # images, and on others its channels reach 2.8 times as far (KL 0.02 from this one layer, 0.0001 without).
 LEAST_ROWS = 500
-NARROWEST = (
-    0.05  # of the median reach of those that move: a channel that hardly moves is not blown up to the others' size
-)
+# Of the median reach of channels that move: one that hardly does is not blown up to the others' size.
+NARROWEST = 0.05
 LIMITS, REACHES = 24, 4.0  # values tried for max s|W|, up to so many times the largest reach
 # Errors of a weight are the same for all tokens and images; they add up where those of the inputs average out, and
 # squared gradients by themselves do not say so. Next to weights with one scale (W6A6, KL on training photos, counted

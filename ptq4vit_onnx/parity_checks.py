@@ -181,7 +181,10 @@ def _parameters(model: ModelFile, reference: ModelFile, plan: ScalePlan | None) 
     both = {node for node, _ in held} & set(order)
     shared = [key for key in {**wanted, **held} if key[0] in both]
     wrong = [key for key in shared if not _is_same(held.get(key), wanted.get(key))]
-    sentence = f"{len(shared) - len(wrong)} of {len(shared)} parameters outside the products are the float model's"
+    aside = "" if plan is not None else "; LayerNorms' numbers were left out, no plan"
+    sentence = (
+        f"{len(shared) - len(wrong)} of {len(shared)} parameters outside the products are the float model's{aside}"
+    )
     if not wrong:
         return Check("parameters", "passed", sentence)
     node, what = min(wrong, key=lambda key: order[key[0]])

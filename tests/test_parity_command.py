@@ -82,7 +82,9 @@ def test_without_a_plan_what_needs_one_is_skipped(
     files: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alone = shutil.copy(files[0], tmp_path)
-    found = statuses(lines_of(capsys, 0, alone, *files[1:]))
+    lines = lines_of(capsys, 0, alone, *files[1:])
+    found = statuses(lines)
+    assert any("LayerNorms' numbers were left out, no plan" in line for line in lines)
     assert found["sites"] == found["saturation"] == "skipped"
     assert found["kernels"] == found["agreement"] == found["parameters"] == "passed"
     plan = files[0].with_name("plan.json")
