@@ -166,10 +166,11 @@ ONE_SITE = (
 )
 ALL_SITES = (
     "Left is the activation (a linear's input, Q, the probabilities P), right the weight, K or V. Steps of "
-    "several groups (heads, output channels) are given as a range and their number. Moved: weight codes changed "
-    "so that no CPU saturates. Twin: the expected damage that two ranges save, in nats per image (by another metric "
-    "than the Hessian: its loss), and so whether they were worth a second product. Kernel: the codes that ONNX "
-    "Runtime multiplies, what it returns, and how many products if several; float is returned by "
+    "several groups (heads, output channels) are given as a range and their number. Channels: of the left "
+    "side, one by one, folded into the LayerNorm before it; steps and weights are those after that. Moved: weight "
+    "codes changed so that no CPU saturates. Twin: the expected damage that two ranges save, in nats per image (by "
+    "another metric than the Hessian: its loss), and so whether they were worth a second product. Kernel: the codes "
+    "that ONNX Runtime multiplies, what it returns, and how many products if several; float is returned by "
     "MatMulIntegerToFloat, codes by QLinearMatMul."
 )
 

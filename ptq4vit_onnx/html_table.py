@@ -12,7 +12,7 @@ from ptq4vit_onnx.twin_choice import twin_choice
 
 NUMBERS = ("SQNR, dB", "Damage, %", "Clipped, %", "Bits", "Outliers", "Moved")  # set to the right
 NO_BREAK = "\u2011"  # a hyphen at which no line ends
-WRAPPED = ("Twin",)  # in two lines where sites' names are long
+WRAPPED = ("Channels", "Twin")  # in two lines where sites' names are long
 RETURNS = {"MatMulIntegerToFloat": "float", "QLinearMatMul": "codes"}  # whole names would not fit on a screen
 
 
@@ -46,6 +46,7 @@ def _cells(row: SiteRow) -> dict[str, str]:
         "Clipped, %": "" if evidence is None else figure(100 * evidence.clipped, 2),
         "Bits": f"{lhs.bits} × {rhs.bits}",
         "Left": type_name(lhs),
+        "Channels": _channels(row),
         "Twin": _twin(row),
         "Left step": steps(lhs),
         "Right step": steps(rhs),
@@ -53,6 +54,11 @@ def _cells(row: SiteRow) -> dict[str, str]:
         "Moved": "" if row.moved is None else str(row.moved),
         "Kernel": _kernels(row),
     }
+
+
+def _channels(row: SiteRow) -> str:
+    channels = row.plan.channels
+    return "" if channels is None else "centred, scaled" if any(channels.shift) else "scaled"
 
 
 def _twin(row: SiteRow) -> str:

@@ -134,8 +134,9 @@ def test_scaled_channels_are_said_where_they_are(made_up: Any) -> None:
     name, site = next(iter(made_up.plan.sites.items()))
     plan = replace(made_up.plan, sites={**made_up.plan.sites, name: replace(site, channels=channels)})
     said = "input channels centred and scaled one by one, folded into blocks.0.norm2"
-    assert text_of(render(made_up.report_of(), plan, made_up.evidence)).count(said) == 1
-    assert said not in text_of(made_up.page())
+    html = text_of(render(made_up.report_of(), plan, made_up.evidence))
+    assert html.count(said) == 1 and " Channels " in html and html.count(" scaled ") == 2  # here, and in the table
+    assert said not in text_of(made_up.page()) and " Channels " not in text_of(made_up.page())
 
 
 def test_names_are_escaped(made_up: Any) -> None:
