@@ -12,6 +12,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.models.specs import DEFAULT
 from ptq4vit_onnx.options import (
     Activations,
+    BiasCorrection,
     ChannelMode,
     Labels,
     Method,
@@ -73,7 +74,8 @@ def _add_method(export: argparse.ArgumentParser) -> None:
     group.add_argument("--rounds", type=not_negative, metavar="N",
                        help="alternating rounds; 0: each side by itself (0; with --paper 3)")  # fmt: skip
     group.add_argument("--candidates", type=positive, metavar="N", help="scales tried per search (100)")
-    group.add_argument("--bias-correction", action="store_true", default=None, help="add the mean error to the biases")
+    group.add_argument("--bias-correction", choices=get_args(BiasCorrection), nargs="?", const="always",
+                       help="take mean errors off the outputs (auto: next to per-tensor weights)")  # fmt: skip
 
 
 def options_from(parsed: argparse.Namespace) -> Options:

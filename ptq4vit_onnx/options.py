@@ -18,6 +18,7 @@ Weights = Literal["per-channel", "per-tensor"]
 Activations = Literal["affine", "symmetric"]
 OutlierMode = Literal["auto", "none"]
 ChannelMode = Literal["auto", "none"]
+BiasCorrection = Literal["auto", "always", "none"]
 Search = Literal["fast", "exhaustive"]
 Labels = Literal["sampled", "argmax", "signs"]
 
@@ -31,6 +32,7 @@ class Options:
     activations: affine offers a zero point next to the symmetric form of the paper, and keeps the better.
     outliers: auto gives single input channels that dwarf all others a scale of their own.
     channels: auto moves and scales the input channels of layers behind a LayerNorm, where that lowers the loss.
+    bias_correction: auto takes mean errors off the outputs where they share the weight's scale, as with per-tensor.
     labels: of the loss whose gradients weigh the errors; signs and sampled estimate the same, signs with less noise.
     rounds: how often the search alternates between the two sides of a product; 0 searches each side by itself.
     """
@@ -44,7 +46,7 @@ class Options:
     activations: Activations = "affine"
     outliers: OutlierMode = "auto"
     channels: ChannelMode = "auto"
-    bias_correction: bool = False
+    bias_correction: BiasCorrection = "auto"
     search: Search = "fast"
     rounds: int = 0
     candidates: int = 100
@@ -57,8 +59,6 @@ class Options:
     def __post_init__(self) -> None:
         for name, least, most in _WHOLE:
             require_whole(name, getattr(self, name), least, most)
-        if not isinstance(self.bias_correction, bool):
-            raise UserError(f"bias_correction is {self.bias_correction!r}; expected True or False")
         spread = (self.alpha, self.beta)
         if not all(isinstance(value, (int, float)) for value in spread) or not 0 <= self.alpha < self.beta < math.inf:
             raise UserError(f"alpha {self.alpha!r} and beta {self.beta!r} are not numbers 0 <= alpha < beta")
@@ -86,6 +86,11 @@ class Options:
         return self.metric in SUMS_OF_SQUARES
 
     @property
+    def corrects_biases(self) -> bool:
+        """By default next to one scale per tensor; with one per output, mean errors are small and carry over less."""
+        return self.bias_correction == "always" or (self.bias_correction == "auto" and self.weights == "per-tensor")
+
+    @property
     def label(self) -> str:
         return f"w{self.weight_bits}a{self.activation_bits}"
 
@@ -100,7 +105,8 @@ _WHOLE = (
     ("seed", 0, 2**32 - 1),
 )
 _PUBLISHED = {
-    "weights": "per-tensor", "activations": "symmetric", "outliers": "none", "channels": "none", "labels": "sampled",
+    "weights": "per-tensor", "activations": "symmetric", "outliers": "none", "channels": "none",
+    "bias_correction": "none", "labels": "sampled",
 }  # fmt: skip
 _CHOICES: dict[str, Any] = {
     "method": Method,
@@ -110,6 +116,7 @@ _CHOICES: dict[str, Any] = {
     "activations": Activations,
     "outliers": OutlierMode,
     "channels": ChannelMode,
+    "bias_correction": BiasCorrection,
     "search": Search,
     "labels": Labels,
 }

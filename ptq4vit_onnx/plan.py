@@ -19,7 +19,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.sites import Kind, Source
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Outliers:
 class SitePlan:
     """How one product is quantised. For a linear, rhs is the weight as [inputs, outputs].
 
-    bias_correction: added to the output, one value per output channel (the mean error on the calibration
-    images). losses: what the search measured for this choice, by metric name. forms: where several forms of the left
-    side were compared: the expected damage of each, in nats per image (Hessian metric), or its loss.
+    bias_correction: added to the output, one value per output channel (minus the mean error on the calibration
+    images, or 0). losses: what the search measured for this choice, by metric name. forms: where several forms of the
+    left side were compared: the expected damage of each, in nats per image (Hessian metric), or its loss.
     channels: how the input is moved and scaled before anything else, folded into the layers around; lhs, rhs, outliers
     are of the product after that.
     """

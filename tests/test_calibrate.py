@@ -14,8 +14,9 @@ from ptq4vit_onnx.channel_choice import IN_STEP, channel_choices, with_channels
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.images import embedded_digits
 from ptq4vit_onnx.loading import load, resolve
-from ptq4vit_onnx.options import Options
-from ptq4vit_onnx.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.options import Metric, Options
+from ptq4vit_onnx.plan import SitePlan
+from ptq4vit_onnx.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform, as_float32
 from ptq4vit_onnx.simulate import simulate, site_outputs
 from ptq4vit_onnx.sites import Site
 from ptq4vit_onnx.tape import Recording, record
@@ -236,14 +237,65 @@ def test_channels_are_left_alone_where_nothing_can_be_folded_or_too_few_rows_cou
     assert channel_choices(item, Options()) == []
 
 
-def test_bias_correction_removes_the_mean_error_of_every_channel() -> None:
+def corrected_and_not(item: Recording, plan: SitePlan, metric: Metric = "hessian") -> tuple[torch.Tensor, torch.Tensor]:
+    """Which outputs are corrected, and the errors [rows, outputs] after that."""
+    correction = torch.tensor(bias_correction(item, plan, metric))
+    return correction != 0, quantized_product(item.lhs, item.rhs, plan) + correction - item.lhs @ item.rhs
+
+
+def test_bias_correction_removes_the_mean_error_where_the_weighed_loss_falls_and_nowhere_else() -> None:
     item = recording()
     item.lhs.add_(0.4)
+    item.grad[:, ::2] = 0.5  # all rows of every other output alike
     plan = plan_site(item, Options.paper(weight_bits=3, activation_bits=3, **QUICK))
-    correction = bias_correction(item, plan)
-    assert correction is not None
-    error = quantized_product(item.lhs, item.rhs, plan) + torch.tensor(correction) - item.lhs @ item.rhs
-    assert error.mean(0).abs().max() < 1e-4
+    before = quantized_product(item.lhs, item.rhs, plan) - item.lhs @ item.rhs
+    less = (item.grad.square() * ((before - before.mean(0)).square() - before.square())).sum(0) < 0
+    corrected, error = corrected_and_not(item, plan)
+    assert corrected[::2].all() and torch.equal(corrected, less)
+    assert error.mean(0)[corrected].abs().max() < 1e-4
+    assert torch.equal(error[:, ~corrected], before[:, ~corrected])
+
+
+def test_an_output_whose_large_errors_nobody_reads_keeps_its_bias() -> None:
+    item = recording()
+    item.lhs[:30] = 8.0 * item.rhs[:, 5].sign()  # a tenth of the rows drives output 5 far beyond what can be held
+    plan = replace(
+        plan_site(item, Options.paper(**QUICK)), lhs=Uniform(8, (as_float32(3.0 / 127),)), bias_correction=None
+    )
+    corrected, error = corrected_and_not(item, plan)
+    assert corrected[5] and error[:, 5].mean().abs() < 1e-4
+    item.grad[:30] = 0.0
+    assert not corrected_and_not(item, plan)[0][5]
+    assert corrected_and_not(item, plan, "mse")[0][5], "the mean squared error counts all rows"
+
+
+def test_bias_correction_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    item = recording()
+    plan = plan_site(item, Options(weights="per-tensor", **QUICK))
+    whole = bias_correction(item, plan, "hessian")
+    monkeypatch.setattr("ptq4vit_onnx.calibrate.CHUNK_ELEMENTS", 64 * 7)
+    assert bias_correction(item, plan, "hessian") == pytest.approx(whole, rel=1e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "corrects"),
+    [
+        (Options(), False),
+        (Options(weights="per-tensor"), True),
+        (Options(bias_correction="always"), True),
+        (Options(weights="per-tensor", bias_correction="none"), False),
+        (Options.paper(), False),
+        (Options.base(), False),
+    ],
+)
+def test_biases_are_corrected_next_to_one_scale_per_tensor_or_when_asked_for(options: Options, corrects: bool) -> None:
+    item = recording()
+    item.lhs.add_(0.4)
+    plan = plan_site(item, replace(options, **QUICK))
+    assert (plan.bias_correction is not None) is corrects
+    matmul = replace(item, site=Site("qk", "matmul", "attn"), lhs=item.lhs[None, None], rhs=item.rhs[None, None],
+                     grad=item.grad[None, None])  # fmt: skip
+    assert plan_site(matmul, replace(options, **QUICK)).bias_correction is None
 
 
 def test_simulating_at_eight_bits_stays_close_to_float_and_at_two_does_not(digits: Any, published: Any) -> None:

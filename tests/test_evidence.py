@@ -93,7 +93,7 @@ def test_a_sample_of_many_rows_tells_nearly_the_same_damage() -> None:
 def test_bias_correction_counts_as_part_of_the_output() -> None:
     recording = linear(normal(200, 40).abs())
     plain = plan_site(recording, replace(OPTIONS, activations="symmetric"))
-    corrected = plan_site(recording, replace(OPTIONS, activations="symmetric", bias_correction=True))
+    corrected = plan_site(recording, replace(OPTIONS, activations="symmetric", bias_correction="always"))
     better, worse = (collect(recording, plan, OPTIONS).sqnr for plan in (corrected, plain))
     assert better is not None and worse is not None and better > worse
 

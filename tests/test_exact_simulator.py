@@ -110,7 +110,7 @@ def _quantised(made: Any, **options: Any) -> tuple[Any, ScalePlan]:
     [
         {},
         {"weight_bits": 6, "activation_bits": 6, "twin": "both"},
-        {"weight_bits": 4, "activation_bits": 4, "bias_correction": True},
+        {"weight_bits": 4, "activation_bits": 4, "bias_correction": "always"},
         {"weight_bits": 5, "activation_bits": 7, "weights": "per-tensor", "activations": "symmetric", "twin": "none"},
     ],
 )

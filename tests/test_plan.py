@@ -84,7 +84,7 @@ def test_a_file_is_read_again_exactly_and_is_plain_json(tmp_path: Path) -> None:
     PLAN.save(tmp_path / "plan.json")
     assert ScalePlan.load(tmp_path / "plan.json") == PLAN
     data = json.loads((tmp_path / "plan.json").read_text())
-    assert data["format"] == 3
+    assert data["format"] == 4
     assert data["sites"]["blocks.0.attn.pv"]["lhs"] == {"type": "twin_softmax", "bits": 8, "shift": 4}
 
 
@@ -121,8 +121,8 @@ def change(*path: Any, to: Any = ...) -> Callable[[Any], None]:
 
 FC2, PV = ("sites", "blocks.0.mlp.fc2"), ("sites", "blocks.0.attn.pv")
 MISTAKES = [
-    (change("format", to=1), "format: expected 3, got 1"),
-    (change("format"), "format: expected 3, got None"),
+    (change("format", to=1), "format: expected 4, got 1"),
+    (change("format"), "format: expected 4, got None"),
     (change("model", to=3), "model: expected str, got 3"),
     (change(*FC2, "losses", to={"x": float("nan")}), "fc2.losses.x: expected a finite number, got nan"),
     (change(*FC2, "forms", to={"Affine": float("inf")}), "forms.Affine: expected a finite number, got inf"),
