@@ -30,7 +30,7 @@ from benchmarks import real_data
 from ptq4vit_onnx import metrics, process
 from ptq4vit_onnx.calibrate import calibrate
 from ptq4vit_onnx.loading import LoadedModel
-from ptq4vit_onnx.options import ChannelMode, Labels, Options, Twin, Weights
+from ptq4vit_onnx.options import BiasCorrection, ChannelMode, Labels, Options, Rounding, Twin, Weights
 from ptq4vit_onnx.simulate import simulate
 from ptq4vit_onnx.tape import record
 
@@ -38,6 +38,7 @@ Rows = list[tuple[str, Options]]
 OVERRIDES: dict[str, Any] = {
     "rounds": None, "labels": typing.get_args(Labels), "weights": typing.get_args(Weights),
     "twin": typing.get_args(Twin), "channels": typing.get_args(ChannelMode), "images": None,
+    "rounding": typing.get_args(Rounding), "bias_correction": typing.get_args(BiasCorrection),
 }  # fmt: skip
 INSTEAD = "instead of each method's own"
 HEADER = ("model", "method", "bits", "folds", "seed", "top-1", "drop", "agreement", "KL", "calibration s")
@@ -152,7 +153,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="photos per fold")
     parser.add_argument("--rows", nargs="+", type=int, help="only these rows of the table, counted from 1")
     for name, choices in OVERRIDES.items():
-        parser.add_argument(f"--{name}", choices=choices, type=type(getattr(Options, name)), help=INSTEAD)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", choices=choices, type=type(getattr(Options, name)), help=INSTEAD
+        )
     parser.add_argument("--seed", nargs="+", type=int, default=[0], help="of calibration photos and labels drawn")
     parsed = parser.parse_args()
     process.prepare()

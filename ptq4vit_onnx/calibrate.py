@@ -22,7 +22,7 @@ from ptq4vit_onnx.grids import (
 from ptq4vit_onnx.objective import CHUNK_ELEMENTS, objective_of
 from ptq4vit_onnx.options import Metric, Options
 from ptq4vit_onnx.plan import Outliers, SitePlan
-from ptq4vit_onnx.quantizers import Uniform
+from ptq4vit_onnx.quantizers import Diffused, Uniform
 from ptq4vit_onnx.search import ProductSearch
 from ptq4vit_onnx.tape import Recording
 from ptq4vit_onnx.weight_codes import shipped
@@ -109,9 +109,11 @@ def rhs_search_space(recording: Recording, options: Options) -> tuple[Grid, Unif
     elif options.weights == "per-tensor":
         groups, axis, bits = site.weight_groups, COLUMNS_AXIS, options.weight_bits
     else:
-        grid = channel_grid(rhs, options.weight_bits, options)
-        return grid, covering(rhs, options.weight_bits, grid.groups, COLUMNS_AXIS)
-    return uniform_grid(rhs, bits, groups, axis, options), covering(rhs, bits, groups, axis)
+        groups, axis, bits = rhs.shape[1], COLUMNS_AXIS, options.weight_bits
+    per_channel = site.rhs_is_weight and options.weights == "per-channel"
+    grid = channel_grid(rhs, bits, options) if per_channel else uniform_grid(rhs, bits, groups, axis, options)
+    form = Diffused if site.kind == "conv" and options.rounding == "diffused" else Uniform
+    return replace(grid, form=form), covering(rhs, bits, groups, axis)
 
 
 def split_outliers(recording: Recording, options: Options) -> tuple[Recording, Outliers | None, float]:

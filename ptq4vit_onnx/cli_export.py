@@ -19,6 +19,7 @@ from ptq4vit_onnx.options import (
     Metric,
     Options,
     OutlierMode,
+    Rounding,
     Search,
     Twin,
     Weights,
@@ -67,6 +68,7 @@ def _add_method(export: argparse.ArgumentParser) -> None:
         ("activations", Activations, "offer a zero point, or stay symmetric (affine)"),
         ("outliers", OutlierMode, "own scales for single huge channels (auto)"),
         ("channels", ChannelMode, "own scale and centre for every channel behind a LayerNorm, folded into it (auto)"),
+        ("rounding", Rounding, "of the patch embedding's weights: errors go to the next pixel or not (diffused)"),
         ("search", Search, "(fast)"),
         ("labels", Labels, "of the calibration loss: all with random signs, or one (signs; with --paper sampled)"),
     ):
@@ -80,8 +82,8 @@ def _add_method(export: argparse.ArgumentParser) -> None:
 
 def options_from(parsed: argparse.Namespace) -> Options:
     """The method's own settings, changed by what was given explicitly."""
-    names = ("metric", "twin", "weights", "activations", "outliers", "channels", "search", "labels", "rounds",
-             "candidates", "bias_correction", "images", "seed")  # fmt: skip
+    names = ("metric", "twin", "weights", "activations", "outliers", "channels", "rounding", "search", "labels",
+             "rounds", "candidates", "bias_correction", "images", "seed")  # fmt: skip
     _refuse_options_next_to_plan(parsed, names[:-2])
     changes = {name: getattr(parsed, name) for name in names if getattr(parsed, name) is not None}
     for name in ("weight_bits", "activation_bits"):

@@ -22,11 +22,12 @@ _TINY = 1e-12  # an all-zero tensor still needs a positive scale
 
 @dataclass(frozen=True)
 class UniformGrid:
-    """scales: float32 [count, groups]."""
+    """scales: float32 [count, groups]. form: Uniform, or Diffused for the weight of a patch embedding."""
 
     bits: int
     axis: int
     scales: np.ndarray[tuple[int, int], np.dtype[np.float32]]
+    form: type[Uniform] = Uniform
 
     @property
     def count(self) -> int:
@@ -38,11 +39,11 @@ class UniformGrid:
 
     def pick(self, indices: Sequence[int]) -> Uniform:
         chosen = self.scales[np.asarray(indices), np.arange(self.groups)]
-        return Uniform(self.bits, tuple(chosen.tolist()), self.axis)
+        return self.form(self.bits, tuple(chosen.tolist()), self.axis)
 
     def single(self, candidate: int, group: int) -> Uniform:
         """A candidate of one group, for that group's values alone."""
-        return Uniform(self.bits, (float(self.scales[candidate, group]),), self.axis)
+        return self.form(self.bits, (float(self.scales[candidate, group]),), self.axis)
 
 
 @dataclass(frozen=True)

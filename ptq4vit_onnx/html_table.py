@@ -7,7 +7,7 @@ from html import escape
 
 from ptq4vit_onnx.charts import figure
 from ptq4vit_onnx.html_rows import SiteRow, decibels_of, noisiest, worst
-from ptq4vit_onnx.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.quantizers import Affine, Diffused, Quantizer, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.twin_choice import twin_choice
 
 NUMBERS = ("SQNR, dB", "Damage, %", "Clipped, %", "Bits", "Outliers", "Moved")  # set to the right
@@ -97,7 +97,8 @@ def describe(quantizer: Quantizer) -> str:
 
 
 def type_name(quantizer: Quantizer) -> str:
-    names = {Uniform: "symmetric", Affine: "affine", TwinSoftmax: "twin softmax", TwinGelu: "twin GELU"}
+    names = {Uniform: "symmetric", Diffused: "symmetric, errors handed on", Affine: "affine",
+             TwinSoftmax: "twin softmax", TwinGelu: "twin GELU"}  # fmt: skip
     return names[type(quantizer)]
 
 

@@ -18,6 +18,7 @@ Weights = Literal["per-channel", "per-tensor"]
 Activations = Literal["affine", "symmetric"]
 OutlierMode = Literal["auto", "none"]
 ChannelMode = Literal["auto", "none"]
+Rounding = Literal["diffused", "nearest"]
 BiasCorrection = Literal["auto", "always", "none"]
 Search = Literal["fast", "exhaustive"]
 Labels = Literal["sampled", "argmax", "signs"]
@@ -32,6 +33,7 @@ class Options:
     activations: affine offers a zero point next to the symmetric form of the paper, and keeps the better.
     outliers: auto gives single input channels that dwarf all others a scale of their own.
     channels: auto moves and scales the input channels of layers behind a LayerNorm, where that lowers the loss.
+    rounding: diffused hands the rounding errors of the patch embedding's weights on from pixel to pixel.
     bias_correction: auto takes mean errors off the outputs where they share the weight's scale, as with per-tensor.
     labels: of the loss whose gradients weigh the errors; signs and sampled estimate the same, signs with less noise.
     rounds: how often the search alternates between the two sides of a product; 0 searches each side by itself.
@@ -46,6 +48,7 @@ class Options:
     activations: Activations = "affine"
     outliers: OutlierMode = "auto"
     channels: ChannelMode = "auto"
+    rounding: Rounding = "diffused"
     bias_correction: BiasCorrection = "auto"
     search: Search = "fast"
     rounds: int = 0
@@ -106,7 +109,7 @@ _WHOLE = (
 )
 _PUBLISHED = {
     "weights": "per-tensor", "activations": "symmetric", "outliers": "none", "channels": "none",
-    "bias_correction": "none", "labels": "sampled",
+    "rounding": "nearest", "bias_correction": "none", "labels": "sampled",
 }  # fmt: skip
 _CHOICES: dict[str, Any] = {
     "method": Method,
@@ -116,6 +119,7 @@ _CHOICES: dict[str, Any] = {
     "activations": Activations,
     "outliers": OutlierMode,
     "channels": ChannelMode,
+    "rounding": Rounding,
     "bias_correction": BiasCorrection,
     "search": Search,
     "labels": Labels,

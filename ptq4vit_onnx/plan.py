@@ -16,7 +16,7 @@ from typing import Any
 
 from ptq4vit_onnx.channels import Channels
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.quantizers import Affine, Diffused, Quantizer, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.sites import Kind, Source
 
 FORMAT = 4
@@ -48,7 +48,7 @@ class SitePlan:
     kind: Kind
     lhs_source: Source
     lhs: Quantizer
-    rhs: Uniform
+    rhs: Uniform | Diffused
     outliers: Outliers | None = None
     bias_correction: tuple[float, ...] | None = None
     losses: Mapping[str, float] = field(default_factory=dict)
@@ -105,6 +105,7 @@ class PlanFieldError(ValueError):
 
 _QUANTIZERS: dict[str, type[Any]] = {
     "uniform": Uniform,
+    "diffused": Diffused,
     "affine": Affine,
     "twin_softmax": TwinSoftmax,
     "twin_gelu": TwinGelu,
@@ -207,6 +208,8 @@ def _require_consistent(site: SitePlan, where: str) -> None:
     for name in ("outliers", "bias_correction"):
         if site.kind == "matmul" and getattr(site, name) is not None:
             raise PlanFieldError(_join(where, name), "expected null: a matmul has neither outliers nor a bias")
+    if site.kind != "conv" and isinstance(site.rhs, Diffused):
+        raise PlanFieldError(_join(where, "rhs.type"), f"expected uniform: a {site.kind} has no pixels side by side")
     if site.kind != "linear" and site.channels is not None:
         raise PlanFieldError(_join(where, "channels"), f"expected null: a {site.kind} has no LayerNorm to fold into")
     unknown = sorted(set(site.forms) - {kind.__name__ for kind in _TYPE_NAMES})

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from ptq4vit_onnx.channels import Channels
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.plan import Outliers, PlanFieldError, ScalePlan, SitePlan, parse_site, plain
-from ptq4vit_onnx.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform, as_float32
+from ptq4vit_onnx.quantizers import Affine, Diffused, TwinGelu, TwinSoftmax, Uniform, as_float32
 
 scales = st.floats(min_value=2.0**-100, max_value=2.0**100, width=32)
 bits = st.integers(2, 8)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 groups = st.lists(scales, min_size=1, max_size=5).map(tuple)
+diffused = st.builds(Diffused, bits, groups)
 uniforms, per_head = (st.builds(Uniform, bits, groups, st.just(axis)) for axis in (-1, -3))
 
 
@@ -48,7 +49,7 @@ weighted = st.builds(
     st.none() | outliers, corrections, losses,
 ) | st.builds(
     SitePlan, st.just("linear"), sources, uniforms | affines(), uniforms, channels=st.none() | channels
-)  # fmt: skip
+) | st.builds(SitePlan, st.just("conv"), sources, uniforms | affines(), diffused)  # fmt: skip
 products = st.builds(SitePlan, st.just("matmul"), sources, per_head | twins, per_head, st.none(), st.none(), losses)
 sites = weighted | products
 plans = st.builds(
@@ -166,6 +167,8 @@ MISTAKES = [
     (change(*FC2, "channels", "shift", to=[1.0]), "fc2.channels: shift has 1 values, scale has 2"),
     (change(*FC2, "channels", "norm"), "fc2.channels.norm: missing"),
     (change(*PV, "channels", to={"norm": "n", "scale": [1], "shift": [0]}), "pv.channels: expected null: a matmul"),
+    (change(*FC2, "rhs", "type", to="diffused"), "fc2.rhs.type: expected uniform: a linear has no pixels side by side"),
+    (change(*PV, "rhs", "type", to="diffused"), "pv.rhs.type: expected uniform: a matmul has no pixels side by side"),
     (change(*PV, "bias_correction", to=[0.5]), "pv.bias_correction: expected null"),
     (change(*PV, "lhs", to="twin_softmax"), "sites.blocks.0.attn.pv.lhs: expected dict, got 'twin_softmax'"),
 ]  # fmt: skip

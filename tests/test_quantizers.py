@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from ptq4vit_onnx.quantizers import (
     GELU_MINIMUM,
     Affine,
+    Diffused,
     Quantizer,
     TwinGelu,
     TwinSoftmax,
@@ -243,3 +244,39 @@ def test_spread_repeats_each_value_over_its_group() -> None:
 def test_values_that_make_no_quantizer_are_refused(make: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         make()
+
+
+weights = hnp.arrays(np.float32, st.tuples(st.integers(1, 24), st.integers(1, 4)), elements=st.floats(-1, 1, width=32))
+
+
+@quick
+@given(bits, weights)
+def test_a_run_of_pixels_side_by_side_loses_less_than_a_step_together(width: int, weight: Array) -> None:
+    quantizer = Diffused(width, (as_float32(1.0 / (2 ** (width - 1) - 1.5)),))  # nothing is clipped, errors included
+    lanes = 2 if len(weight) % 2 == 0 else 1
+    error = quantizer.codes(weight) - weight.astype(np.float64) / quantizer.scale[0]
+    error = error.reshape(-1, lanes, weight.shape[1])
+    assert np.abs(error.cumsum(0)).max() <= 0.5 + 1e-4
+    assert np.abs(error).max() <= 1 + 1e-4
+
+
+@quick
+@given(bits, scales, weights)
+def test_diffused_codes_fit_decode_and_are_the_same_in_torch(width: int, scale: float, weight: Array) -> None:
+    quantizer = Diffused(width, (scale,))
+    before, codes = weight.copy(), quantizer.encode(weight)
+    assert quantizer.low <= codes.min() and codes.max() <= quantizer.high
+    assert np.array_equal(quantizer.decode(codes), quantizer.fake_quantize(weight))
+    assert np.array_equal(quantizer.codes(torch.from_numpy(weight)).numpy(), codes)
+    assert np.array_equal(quantizer.codes(torch.from_numpy(weight.T.copy()).T).numpy(), codes), "whatever the strides"
+    assert np.array_equal(weight, before)
+
+
+def test_errors_are_handed_to_the_row_after_the_next_in_each_column_by_itself() -> None:
+    weight = np.array([[0.4, 0.0], [0.3, 0.0], [0.4, 0.4], [0.3, 0.0], [0.4, 0.2], [0.0, 0.0]], np.float32)
+    assert Diffused(4, (1.0,)).codes(weight).tolist() == [[0, 0], [0, 0], [1, 0], [1, 0], [0, 1], [0, 0]]
+
+
+def test_what_clipping_takes_off_is_handed_on_up_to_half_a_step() -> None:
+    weight = np.array([[9.0], [0.2], [0.2]], np.float32)
+    assert Diffused(3, (1.0,)).codes(weight).tolist() == [[3], [1], [0]]

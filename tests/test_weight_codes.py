@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ptq4vit_onnx.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform, as_float32
+from ptq4vit_onnx.quantizers import Affine, Diffused, Quantizer, TwinGelu, TwinSoftmax, Uniform, as_float32
 from ptq4vit_onnx.weight_codes import (
     INT16_MAX,
     largest_lhs_code,
@@ -121,9 +121,11 @@ def test_the_limit_follows_from_the_largest_code_of_the_left_side(left: Quantize
 
 
 @quick
-@given(hnp.arrays(np.float32, (6, 4), elements=st.floats(-2, 2, width=32)), lhs)
-def test_the_search_the_simulator_and_the_file_see_the_same_weights(weight: Array, left: Quantizer) -> None:
-    rhs = Uniform(8, tuple(as_float32(0.01 * step) for step in (1, 2, 3, 4)))
+@given(hnp.arrays(np.float32, (6, 4), elements=st.floats(-2, 2, width=32)), lhs, st.sampled_from([Uniform, Diffused]))
+def test_the_search_the_simulator_and_the_file_see_the_same_weights(
+    weight: Array, left: Quantizer, form: type[Uniform]
+) -> None:
+    rhs = form(8, tuple(as_float32(0.01 * step) for step in (1, 2, 3, 4)))
     before = weight.copy()
     int8, moved = ship_weight(weight, left, rhs)
     assert int8.dtype == np.int8
