@@ -47,9 +47,15 @@ class RuntimeFloats(TorchFunctionMode):
 
 
 def layer_norm(
-    input: Tensor, normalized_shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float = 1e-5
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
 ) -> Tensor:
-    return _run("LayerNormalization", [input, weight, bias], axis=-len(normalized_shape), epsilon=float(eps))
+    """As torch's; the operator always has a weight: ones, where torch has none, change no bit."""
+    inputs = [input, torch.ones(*normalized_shape) if weight is None else weight, *([] if bias is None else [bias])]
+    return _run("LayerNormalization", inputs, axis=-len(normalized_shape), epsilon=float(eps))
 
 
 def softmax(input: Tensor, dim: int, _stacklevel: int = 3, dtype: Any = None) -> Tensor:

@@ -61,6 +61,9 @@ def test_units_count_from_the_zero_point() -> None:
     "compute",
     [
         lambda x: F.layer_norm(x, (12,), torch.linspace(0.5, 2, 12), torch.linspace(-1, 1, 12), 1e-6),
+        lambda x: F.layer_norm(x, (12,), torch.linspace(0.5, 2, 12)),
+        lambda x: F.layer_norm(x, (5, 12), bias=torch.linspace(-1, 1, 60).reshape(5, 12)),
+        lambda x: F.layer_norm(x, normalized_shape=(12,)),
         lambda x: x.softmax(-1),
         lambda x: F.softmax(x, dim=1),
         lambda x: F.gelu(x),
