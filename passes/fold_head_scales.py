@@ -50,7 +50,8 @@ class FoldHeadScales(Pass):
     The linear then computes in units of its consumers' scales: its column for head h is dequantised with
     scale / D_h, its bias divided by D_h, and the attention scale is multiplied in. The integer weights do not
     change. The products behind are multiplied by D_h of both sides afterwards (RestoreHeadScales).
-    Sides whose way from a linear is not pure movement are left to QuantizeActivations: correct, but slower.
+    Sides whose way from a linear is not pure movement are left to QuantizeActivations: correct, but slower. So are
+    those of a linear that makes k and v alone, or one of the three: whoever checks the file knows the fused one.
     """
 
     requires = ("QuantizeWeights",)
@@ -63,7 +64,7 @@ class FoldHeadScales(Pass):
         folded = 0
         for group in sides.values():
             linear = linears.get(group[0].trace.source.name)
-            if linear is not None and _covers(group, work.graph.outputs):
+            if linear is not None and _is_qkv(linear.site, group) and _covers(group, work.graph.outputs):
                 self._fold(work, linear, group)
                 folded += len(group)
         return folded
@@ -138,6 +139,17 @@ def _end_of(product: Product) -> Any:
     while len(tensor.outputs) == 1 and tensor.outputs[0].name in own:
         tensor = tensor.outputs[0].outputs[0]
     return tensor
+
+
+def _is_qkv(site: str, sides: list[Side]) -> bool:
+    """Does the linear make q, k and v of its own attention, a third of its columns each, in this order?"""
+    stem = site.rpartition(".")[0]
+    by_name = {f"{side.product.site}/{side.index}": side for side in sides}
+    wanted = [f"{stem}.{what}".lstrip(".") for what in ("qk/0", "qk/1", "pv/1")]
+    if sorted(by_name) != sorted(wanted) or len(sides[0].trace.heads) % 3:
+        return False
+    thirds = [np.split(by_name[name].trace.heads >= 0, 3)[place] for place, name in enumerate(wanted)]
+    return all(bool(third.all()) for third in thirds)
 
 
 def _covers(sides: list[Side], ends: list[Any]) -> bool:

@@ -17,21 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ptq4vit_onnx.autograd_paths import between, graph_alone
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.sites import Kind, Site, Source
+from ptq4vit_onnx.marks import mark_norm, mark_source, norm_of, source_of
+from ptq4vit_onnx.patches import patches, require_patch_convolution
+from ptq4vit_onnx.sites import Kind, Site
 from ptq4vit_onnx.weight_codes import pair_far_inputs
 
 _LINEAR = {F.linear}
 _CONV = {F.conv2d, torch.conv2d}
 _MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
-_SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
-_GELU = {F.gelu}
-_TRANSPARENT = {F.dropout, torch.dropout, Tensor.contiguous, Tensor.float, Tensor.to, Tensor.type_as}
-# What moves values about and leaves each in its channel, the last axis; folding.py tries whether that is so.
-_MOVING = _TRANSPARENT | {
-    torch.roll, Tensor.roll, F.pad, Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten,
-    Tensor.permute, torch.permute, Tensor.transpose, torch.transpose, Tensor.__getitem__,
-}  # fmt: skip
 _OPAQUE = {
     F.scaled_dot_product_attention,
     F.multi_head_attention_forward,
@@ -68,6 +63,17 @@ class Call:
 
 
 Handler = Callable[[Call], Tensor]
+# What to do with a product that is not understood: the sentence that says so, and what the model would have computed.
+Unknown = Callable[[UserError, Callable[[], Tensor]], Tensor]
+
+
+def refuse(problem: UserError, _: Callable[[], Tensor]) -> Tensor:
+    raise problem
+
+
+def compute_plainly(_: UserError, plain: Callable[[], Tensor]) -> Tensor:
+    """For models that `discover` has looked at: what it lets pass depends on no pixel."""
+    return plain()
 
 
 def unfuse_attention(model: nn.Module) -> None:
@@ -78,8 +84,8 @@ def unfuse_attention(model: nn.Module) -> None:
 
 
 @contextmanager
-def watching(model: nn.Module, handler: Handler) -> Iterator[None]:
-    """Send every product of the model's forward passes to `handler` while the context is open."""
+def watching(model: nn.Module, handler: Handler, unknown: Unknown = refuse) -> Iterator[None]:
+    """Send every product of the model's forward passes to `handler` while the context is open, or to `unknown`."""
     scopes: list[str] = []
     hooks = []
     for name, module in model.named_modules():
@@ -87,7 +93,7 @@ def watching(model: nn.Module, handler: Handler) -> Iterator[None]:
         hooks.append(module.register_forward_hook(lambda _m, _i, _o: _pop(scopes), always_call=True))
     owners = {id(parameter): name.rpartition(".")[0] for name, parameter in model.named_parameters()}
     try:
-        with _ProductMode(scopes, owners, handler):
+        with _ProductMode(scopes, owners, handler, unknown):
             yield
     finally:
         for hook in hooks:
@@ -99,47 +105,49 @@ def _pop(scopes: list[str]) -> None:
 
 
 class _ProductMode(TorchFunctionMode):
-    def __init__(self, scopes: list[str], owners: dict[int, str], handler: Handler) -> None:
+    def __init__(self, scopes: list[str], owners: dict[int, str], handler: Handler, unknown: Unknown) -> None:
         super().__init__()
-        self.scopes, self.owners, self.handler = scopes, owners, handler
+        self.scopes, self.owners, self.handler, self.unknown = scopes, owners, handler, unknown
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        try:
+            call = self._call(func, args, kwargs)
+        except UserError as problem:
+            return self.unknown(problem, lambda: func(*args, **kwargs))
+        if call is not None:
+            return self.handler(call)
+        out = func(*args, **kwargs)
+        mark_source(func, args, out)
+        mark_norm(func, args, kwargs, out, self.owners)
+        return out
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        """The product that this is, None if it is none; a UserError says what was not understood."""
         scope = self.scopes[-1] if self.scopes else ""
         if func in _LINEAR:
-            return self.handler(self._linear(scope, func, *args, **kwargs))
+            return self._linear(scope, func, *args, **kwargs)
         if func in _MATMUL:
-            return self.handler(_matmul(scope, func, *args, **kwargs))
+            return _matmul(scope, func, *args, **kwargs)
         if func in _CONV:
-            return self.handler(self._conv(scope, func, *args, **kwargs))
+            return self._conv(scope, func, *args, **kwargs)
         if func in _OPAQUE:
             name = getattr(func, "__name__", str(func))
             raise UserError(
                 f"cannot quantise this model: {scope or 'its forward'} computes {name}, which is not a "
                 "product this tool understands; use a ViT, DeiT or Swin with plain attention"
             )
-        out = func(*args, **kwargs)
-        _mark_source(func, args, out)
-        self._mark_norm(func, args, kwargs, out)
-        return out
-
-    def _mark_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Remember on the tensor itself which LayerNorm made it, if it has a weight and a bias to fold into."""
-        if func is F.layer_norm:
-            given = dict(zip(("input", "normalized_shape", "weight", "bias"), args, strict=False)) | kwargs
-            owners = {self.owners.get(id(given.get(name))) for name in ("weight", "bias")}
-            if len(owners) == 1 and None not in owners:
-                out._ptq4vit_norm = owners.pop()
-        elif func in _MOVING and args and _norm(args[0]) and not _pads(func, args, kwargs):
-            out._ptq4vit_norm = _norm(args[0])
+        return None
 
     def _linear(self, scope: str, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:
         name = self._owner(weight, scope)
         groups = 3 if name.rpartition(".")[2] == "qkv" and weight.shape[0] % 3 == 0 else 1
         return Call(
-            Site(name, "linear", scope, _source(x), groups, norm=_norm(x), has_bias=self.owners.get(id(bias)) == name),
+            Site(
+                name, "linear", scope, source_of(x), groups, norm=norm_of(x), has_bias=self.owners.get(id(bias)) == name
+            ),
             x,
             weight.t(),
             bias,
@@ -187,7 +195,7 @@ class _ProductMode(TorchFunctionMode):
 
 def _matmul(scope: str, func: Any, lhs: Tensor, rhs: Tensor) -> Call:
     """Attention's two products, told apart by what feeds them: P comes out of softmax."""
-    source = _source(lhs)
+    source = source_of(lhs)
     name = f"{scope}.{'pv' if source == 'softmax' else 'qk'}".lstrip(".")
     kind: Kind = "matmul"
     if lhs.dim() != 4 or lhs.shape[:-2] != rhs.shape[:-2]:
@@ -201,72 +209,60 @@ def _matmul(scope: str, func: Any, lhs: Tensor, rhs: Tensor) -> Call:
     )  # fmt: skip
 
 
-def require_patch_convolution(
-    name: str, weight: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
-) -> None:
-    """Only a convolution whose patches tile the image is a product over flattened patches."""
-    kernel = tuple(weight.shape[-2:])
-    if _pair(stride) != kernel or _pair(padding) != (0, 0) or _pair(dilation) != (1, 1) or groups != 1:
+def discover(model: nn.Module, image: Tensor) -> list[Site]:
+    """All sites in the order the forward pass computes them; a UserError says what was not understood.
+
+    A site leads from the pixels to the logits. What depends on no pixel (a table of positions, a query that was
+    learnt) is a constant, whatever computes it; what no logit depends on is not in the file.
+    """
+    found: list[tuple[Any, Site | UserError]] = []
+
+    def note(call: Call) -> Tensor:
+        return keep(call.site, call.plain)
+
+    def keep(what: Site | UserError, plain: Callable[[], Tensor]) -> Tensor:
+        out = plain()
+        found.append((out.grad_fn, what))
+        return out
+
+    pixels = image.detach().clone().requires_grad_(True)
+    with graph_alone(), watching(model, note, keep):
+        logits = model(pixels)
+    _require_logits(logits)
+    inside = between(pixels, logits)
+    return _distinct([what for node, what in found if node in inside])
+
+
+def _require_logits(logits: Any) -> None:
+    got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
         raise UserError(
-            f"cannot quantise this model: {name} is a convolution with kernel {kernel}, stride "
-            f"{_pair(stride)}, padding {padding}, {groups} groups; only patch embeddings (kernel = stride, "
-            "no padding) are products"
+            f"cannot quantise this model: its forward returns {got}, expected logits [images, classes]; "
+            "only image classification models can be quantised"
         )
 
 
-def _pair(value: Any) -> tuple[Any, Any]:
-    return (value, value) if isinstance(value, (int, str)) else (value[0], value[-1])
-
-
-def patches(x: Tensor, height: int, width: int) -> Tensor:
-    """[batch, C, H, W] -> [batch, patches, C*height*width], inputs ordered by `pair_far_inputs`."""
-    rows, columns = x.shape[-2] // height, x.shape[-1] // width
-    tiles = x[..., : rows * height, : columns * width].reshape(*x.shape[:2], rows, height, columns, width)
-    return pair_far_inputs(tiles.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2))
-
-
-def _mark_source(func: Any, args: tuple[Any, ...], out: Any) -> None:
-    """Remember on the tensor itself that softmax or GELU made it; dropout and the like hand the mark on."""
-    if func in _SOFTMAX:
-        out._ptq4vit_source = "softmax"
-    elif func in _GELU:
-        out._ptq4vit_source = "gelu"
-    elif func in _TRANSPARENT and args and _source(args[0]) != "other":
-        out._ptq4vit_source = _source(args[0])
-
-
-def _source(x: Tensor) -> Source:
-    source: Source = getattr(x, "_ptq4vit_source", "other")
-    return source
-
-
-def _pads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether values are added that no LayerNorm made: windows that do not tile an image are filled with zeros."""
-    return func is F.pad and any(args[1] if len(args) > 1 else kwargs["pad"])
-
-
-def _norm(x: Any) -> str:
-    norm: str = getattr(x, "_ptq4vit_norm", "")
-    return norm
-
-
-def discover(model: nn.Module, image: Tensor) -> list[Site]:
-    """All sites in the order the forward pass computes them; a UserError says what was not understood."""
+def _distinct(found: list[Site | UserError]) -> list[Site]:
+    """The sites, each of its own name; or the first thing that was not understood."""
     sites: dict[str, Site] = {}
-
-    def note(call: Call) -> Tensor:
-        if call.site.name in sites:
-            raise UserError(
-                f"cannot quantise this model: the product {call.site.name} is computed more than once; "
-                "shared weights are not supported"
-            )
-        sites[call.site.name] = call.site
-        return call.plain()
-
-    with torch.no_grad(), watching(model, note):
-        model(image)
+    for what in found:
+        if isinstance(what, UserError):
+            raise what
+        if what.name in sites:
+            raise _repeated(what)
+        sites[what.name] = what
     if not any(site.kind == "matmul" for site in sites.values()):
         raise UserError(
             "cannot quantise this model: no attention products (Q@K^T, P@V) were found in it; use a ViT, DeiT or Swin"
         )
     return list(sites.values())
+
+
+def _repeated(site: Site) -> UserError:
+    if site.kind == "matmul":
+        what = f"{site.scope or 'its forward'} computes more products of activations than Q@K^T and softmax(..)@V"
+        return UserError(f"cannot quantise this model: {what}; use a ViT, DeiT or Swin with plain attention")
+    return UserError(
+        f"cannot quantise this model: the product {site.name} is computed more than once; "
+        "shared weights are not supported"
+    )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ptq4vit_onnx.calibrate import shipped_sides, with_weight
 from ptq4vit_onnx.folding import folded
 from ptq4vit_onnx.plan import ScalePlan, SitePlan
-from ptq4vit_onnx.products import Call, Handler, watching
+from ptq4vit_onnx.products import Call, Handler, compute_plainly, watching
 
 if TYPE_CHECKING:  # ONNX lies right of the plan: only the types are needed here
     from ptq4vit_onnx.file_form import FileForm
@@ -66,8 +66,16 @@ class Simulator:
 
 @contextmanager
 def applying(model: nn.Module, plan: ScalePlan | Mapping[str, SitePlan], handler: Handler) -> Iterator[None]:
-    """While it is open, `handler` computes the products of the model that the plan is about."""
-    with folded(model, plan), watching(model, handler):
+    """While it is open, `handler` computes the products of the model that the plan is about.
+
+    Others are constants: whoever makes a plan or takes one over sees to it that all sites are in it.
+    """
+    sites = plan.sites if isinstance(plan, ScalePlan) else plan
+
+    def planned(call: Call) -> Tensor:
+        return handler(call) if call.site.name in sites else call.plain()
+
+    with folded(model, plan), watching(model, planned, compute_plainly):
         yield
 
 

@@ -126,7 +126,7 @@ class _SiteTask:
 
     def check(self, values: Mapping[str, Array]) -> list[SiteParity]:
         sums = {
-            name: oracle.accumulators(product, values[product.lhs], self._value(product.rhs, values))
+            name: oracle.accumulators(product, self._lhs(product, values), self._value(product.rhs, values))
             for name, product in self.kernels.items()
         }
         return [self._check_product(name, sums, values) for name in self.kernels]
@@ -228,6 +228,15 @@ class _SiteTask:
             return False
         plain = all(item.bias is None and item.output_scale is None for item in self.kernels.values())
         return plain and (self.site.kind == "matmul" or self.float_sites is not None)
+
+    def _lhs(self, product: IntegerProduct, values: Mapping[str, Array]) -> Array:
+        """The left codes. Of a file of static batch they may be a constant (a query that was learnt, for every place
+        in the batch): then those of the places where the images stood."""
+        constant = self.index.constant(product.lhs)
+        if constant is None:
+            return values[product.lhs]
+        images = len(self._value(product.rhs, values))
+        return np.asarray(constant[np.arange(images) % len(constant)])
 
     def _value(self, name: str, values: Mapping[str, Array]) -> Array:
         constant = self.index.constant(name)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ptq4vit_onnx import process
 from ptq4vit_onnx.folding import foldable
 from ptq4vit_onnx.options import Labels, Options
-from ptq4vit_onnx.products import Call, discover, watching
+from ptq4vit_onnx.products import Call, compute_plainly, discover, watching
 from ptq4vit_onnx.sites import Site
 
 MOST_ELEMENTS = 20_000_000  # of a site's left side or output that are kept: 80 MB; all of a DeiT-B's
@@ -134,12 +134,12 @@ def record(
     segments = [_Segment(block) for block in find_blocks(model, sites)]
     most = MOST_ELEMENTS // math.ceil(len(images) / batch)
     recorder = Recorder(most, seed, foldable(model, sites, images[:1]))
-    with torch.enable_grad(), watching(model, recorder):
+    with torch.enable_grad(), watching(model, recorder, compute_plainly):
         _forward(model, images, segments, seed, labels, batch)
     yield from recorder.take()
     for segment in reversed(segments):
         process.give_back_freed_memory()
-        with torch.enable_grad(), watching(model, recorder):
+        with torch.enable_grad(), watching(model, recorder, compute_plainly):
             upstream = _replay(segment)
         yield from recorder.take()
         _backward_into(segment, upstream)

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.products import Call, discover, patches, unfuse_attention, watching
+from ptq4vit_onnx.patches import patches
+from ptq4vit_onnx.products import Call, discover, unfuse_attention, watching
 from ptq4vit_onnx.sites import Site
 from ptq4vit_onnx.timm_import import import_timm
 from ptq4vit_onnx.weight_codes import pair_far_inputs
@@ -122,7 +123,8 @@ class _Model(nn.Module):
         self.compute = forward
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.compute(self, x)
+        out = self.compute(self, x)
+        return out.flatten(1) if isinstance(out, Tensor) and out.dim() in (3, 4) else out
 
 
 def _fused(_: nn.Module, x: Tensor) -> Tensor:
@@ -151,6 +153,9 @@ def _broadcast(_: nn.Module, x: Tensor) -> Tensor:
         (lambda _, x: torch.bmm(x[0], x[0]), "neither a linear nor an attention product"),
         (lambda _, x: torch.einsum("bhij,bhkj->bhik", x, x), "computes einsum"),
         (lambda model, x: model.fc(x), "no attention products"),
+        (lambda _, x: (x @ x.mT) @ (x @ x.mT), "its forward computes more products of activations than Q@K"),
+        (lambda _, x: x[..., None], r"its forward returns \[1, 2, 4, 4, 1\], expected logits \[images, classes\]"),
+        (lambda _, x: {"logits": x}, "its forward returns dict, expected logits"),
     ],
 )
 def test_products_of_unknown_form_are_refused_by_name(forward: Any, said: str) -> None:
@@ -174,6 +179,46 @@ def test_what_stands_between_softmax_and_product_hides_nothing(between: Callable
 
     sites = discover(_Model(attention), torch.randn(1, 2, 4, 4))
     assert [(site.name, site.lhs_source) for site in sites] == [("qk", "other"), ("pv", "softmax")]
+
+
+def _attention(x: Tensor) -> Tensor:
+    return (x @ x.transpose(-2, -1)).softmax(-1) @ x
+
+
+def _learnt_query(model: Any, x: Tensor) -> Tensor:
+    query: Tensor = model.fc(torch.ones(2, 4, 4))
+    return (query.expand(x.shape) @ x.transpose(-2, -1)).softmax(-1) @ x
+
+
+def _constants_of_any_form(model: Any, x: Tensor) -> Tensor:
+    table = torch.einsum("ij,kj->ik", model.fc.weight, model.fc.weight) @ torch.ones(3, 4, 1)
+    return _attention(x) * F.linear(table[0].t(), model.fc.weight * 2)
+
+
+def _nobody_reads(model: Any, x: Tensor) -> Tensor:
+    model.fc(model.fc(x))
+    return _attention(x)
+
+
+@pytest.mark.parametrize("forward", [_learnt_query, _constants_of_any_form, _nobody_reads])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_only_what_leads_from_pixels_to_logits_is_a_site(forward: Any, frozen: bool) -> None:
+    """Constants are none, whatever computes them and whether or not their parameters are being trained."""
+    model = _Model(forward).requires_grad_(not frozen)
+    assert [site.name for site in discover(model, torch.randn(1, 2, 4, 4))] == ["qk", "pv"]
+
+
+def test_looking_for_sites_keeps_no_activations() -> None:
+    kept: list[Tensor] = []
+
+    def forward(_: Any, x: Tensor) -> Tensor:
+        out = _attention(x)
+        kept.append(out)
+        return out
+
+    discover(_Model(forward), torch.randn(1, 2, 4, 4))
+    with pytest.raises(AssertionError, match="no values were kept"):
+        kept[0].sum().backward()  # type: ignore[no-untyped-call]
 
 
 def test_unfusing_reaches_every_attention() -> None:

@@ -114,3 +114,12 @@ def test_heads_with_one_scale_need_no_multiplication(small: Any, x: Any) -> None
     one = quantize(model, small.attention_plan(model, x, heads=1))[0]
     many = quantize(model, small.attention_plan(model, x, heads=3))[0]
     assert [sum(node.op_type == "Mul" for node in item.graph.node) for item in (one, many)] == [0, 2]
+
+
+def test_a_linear_with_its_columns_in_another_order_is_left_to_the_next_pass(small: Any, x: Any) -> None:
+    """k, q, v: every column reaches one side, but whoever checks the file expects q, k, v."""
+    model = small.attention()
+    plan = small.attention_plan(model, x)
+    first, second = (next(node for node in model.graph.node if node.name == f"attn/Slice_{n}") for n in (0, 1))
+    first.input[:], second.input[:] = list(second.input), list(first.input)
+    assert quantize(model, plan)[1].places["FoldHeadScales"] == 0
