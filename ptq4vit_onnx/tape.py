@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ptq4vit_onnx import process
+from ptq4vit_onnx.blocks import find_blocks
 from ptq4vit_onnx.folding import foldable
 from ptq4vit_onnx.options import Labels, Options
 from ptq4vit_onnx.products import Call, compute_plainly, discover, watching
@@ -131,7 +132,7 @@ def record(
     """Every site of the model on `images` [n, C, H, W], last site first."""
     model.requires_grad_(False)
     sites = discover(model, images[:1])
-    segments = [_Segment(block) for block in find_blocks(model, sites)]
+    segments = [_Segment(block) for block in find_blocks(model, sites, images[:1])]
     most = MOST_ELEMENTS // math.ceil(len(images) / batch)
     recorder = Recorder(most, seed, foldable(model, sites, images[:1]))
     with torch.enable_grad(), watching(model, recorder, compute_plainly):
@@ -227,19 +228,3 @@ def _backward_into(segment: _Segment, upstream: list[Tensor]) -> None:
         torch.autograd.backward([x for x, _ in pairs], [grad for _, grad in pairs])
     segment.entered.clear()
     segment.left.clear()
-
-
-def find_blocks(model: nn.Module, sites: list[Site]) -> list[nn.Module]:
-    """The largest modules that hold exactly one attention each: `blocks.0`, `layers.1.blocks.0`, ..."""
-    attentions = [site.scope for site in sites if site.lhs_source == "softmax"]
-    paths = []
-    for scope in attentions:
-        path = scope
-        while "." in path:
-            parent = path.rpartition(".")[0]
-            inside = [other for other in attentions if other.startswith(parent + ".")]
-            if len(inside) > 1 or isinstance(model.get_submodule(parent), nn.ModuleList):
-                break
-            path = parent
-        paths.append(path)
-    return [model.get_submodule(path) for path in paths]

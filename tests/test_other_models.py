@@ -119,3 +119,11 @@ def test_a_table_of_positions_that_is_computed_is_a_constant() -> None:
     plan = prove(loaded(swin_v2))
     assert "layers.0.blocks.0.attn.qkv" in plan.sites
     assert not any("cpb_mlp" in name for name in plan.sites)
+
+
+@pytest.mark.parametrize("block", ["ParallelThingsBlock", "ParallelScalingBlock"])
+def test_attentions_side_by_side_are_recorded_together(block: str) -> None:
+    import_timm()
+    from timm.models import vision_transformer
+
+    prove(loaded(partial(vit, block_fn=getattr(vision_transformer, block))))

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from ptq4vit_onnx import tape
+from ptq4vit_onnx.blocks import find_blocks
 from ptq4vit_onnx.loading import load, resolve
 from ptq4vit_onnx.products import watching
-from ptq4vit_onnx.tape import Recorder, draw_direction, draw_labels, find_blocks, loss_of, record
+from ptq4vit_onnx.tape import Recorder, draw_direction, draw_labels, loss_of, record
 
 
 @pytest.fixture(scope="module", params=["vit_digits", "swin_digits"])
@@ -98,7 +99,7 @@ def test_signs_weigh_a_sure_image_at_every_draw() -> None:
 def test_blocks_are_the_largest_modules_with_one_attention(model: Any, images: Any) -> None:
     from ptq4vit_onnx.products import discover
 
-    blocks = find_blocks(model, discover(model, images[:1]))
+    blocks = find_blocks(model, discover(model, images[:1]), images[:1])
     names = {module: name for name, module in model.named_modules()}
     expected = {
         "VisionTransformer": [f"blocks.{i}" for i in range(6)],
