@@ -23,6 +23,11 @@ def graph_alone() -> Iterator[None]:
         yield
 
 
+def own_tensor(out: Tensor) -> Tensor:
+    """The tensor, copied if it is a view: changed in place, a view forgets the operation that made it."""
+    return out.clone() if out._is_view() else out
+
+
 def behind(starts: Iterable[Node | None]) -> set[Node]:
     """The operations that these are computed from, and they themselves; leaves of the graph are left out."""
     waiting, found = [node for node in starts if node is not None], set()

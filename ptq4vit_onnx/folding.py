@@ -57,9 +57,11 @@ def foldable(model: nn.Module, sites: Iterable[Site], image: Tensor) -> set[str]
     That a LayerNorm reaches a product is known from the forward pass; that it reaches it whole, and nobody else, is
     tried: with other values folded in, the model must compute what it did. Padded windows, for one, do not.
     """
-    probes = {site.name: _probe(model, site) for site in sites if site.norm and _fits(model, site)}
+    candidates = [site for site in sites if site.norm and _fits(model, site)]
     with torch.no_grad():
-        expected = model(image)
+        expected, entered = _inputs(model, {site.norm for site in candidates}, image)
+        twins = _twins(model, entered)
+        probes = {site.name: _probe(model, site) for site in candidates if site.norm not in twins}
 
         def holds(tried: Mapping[str, Channels]) -> bool:
             with _folded(model, tried):
@@ -69,6 +71,27 @@ def foldable(model: nn.Module, sites: Iterable[Site], image: Tensor) -> set[str]
         if holds(probes):
             return set(probes)
         return {name for name, probe in probes.items() if holds({name: probe})}
+
+
+def _inputs(model: nn.Module, norms: Iterable[str], image: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The logits, and what enters each of the LayerNorms."""
+    entered: dict[str, Tensor] = {}
+    with ExitStack() as stack:
+        for norm in norms:
+            hook = model.get_submodule(norm).register_forward_pre_hook(
+                lambda _module, args, norm=norm: entered.__setitem__(norm, args[0])
+            )
+            stack.callback(hook.remove)
+        return model(image), entered
+
+
+def _twins(model: nn.Module, entered: Mapping[str, Tensor]) -> set[str]:
+    """LayerNorms that compute the same from the same, as side by side before training: they are one in the file."""
+    alike: dict[object, list[str]] = {}
+    for norm, x in entered.items():
+        parameters = tuple(_array(value).tobytes() for value in model.get_submodule(norm).parameters())
+        alike.setdefault((id(x), parameters), []).append(norm)
+    return {norm for norms in alike.values() if len(norms) > 1 for norm in norms}
 
 
 def _fits(model: nn.Module, site: Site) -> bool:

@@ -19,7 +19,7 @@ def require_patch_convolution(
         raise UserError(
             f"cannot quantise this model: {name} is a convolution with kernel {kernel}, stride "
             f"{_pair(stride)}, padding {padding}, {groups} groups; only patch embeddings (kernel = stride, "
-            "no padding) are products"
+            "no padding) are products; use a ViT, DeiT or Swin"
         )
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ptq4vit_onnx.autograd_paths import between, graph_alone
+from ptq4vit_onnx.autograd_paths import between, graph_alone, own_tensor
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.marks import mark_norm, mark_source, norm_of, source_of
 from ptq4vit_onnx.patches import patches, require_patch_convolution
@@ -201,7 +201,8 @@ def _matmul(scope: str, func: Any, lhs: Tensor, rhs: Tensor) -> Call:
     if lhs.dim() != 4 or lhs.shape[:-2] != rhs.shape[:-2]:
         raise UserError(
             f"cannot quantise this model: {scope or 'its forward'} multiplies {tuple(lhs.shape)} by "
-            f"{tuple(rhs.shape)}, which is neither a linear nor an attention product"
+            f"{tuple(rhs.shape)}, which is neither a linear nor an attention product; "
+            "use a ViT, DeiT or Swin with plain attention"
         )
     return Call(
         Site(name, kind, scope, source, heads=lhs.shape[-3]),
@@ -221,7 +222,7 @@ def discover(model: nn.Module, image: Tensor) -> list[Site]:
         return keep(call.site, call.plain)
 
     def keep(what: Site | UserError, plain: Callable[[], Tensor]) -> Tensor:
-        out = plain()
+        out = own_tensor(plain())
         found.append((out.grad_fn, what))
         return out
 
@@ -264,5 +265,5 @@ def _repeated(site: Site) -> UserError:
         return UserError(f"cannot quantise this model: {what}; use a ViT, DeiT or Swin with plain attention")
     return UserError(
         f"cannot quantise this model: the product {site.name} is computed more than once; "
-        "shared weights are not supported"
+        "shared weights are not supported; use a ViT, DeiT or Swin"
     )

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ptq4vit_onnx import process
+from ptq4vit_onnx.autograd_paths import own_tensor
 from ptq4vit_onnx.blocks import find_blocks
 from ptq4vit_onnx.folding import foldable
 from ptq4vit_onnx.options import Labels, Options
@@ -78,6 +79,7 @@ class Recorder:
         out = call.plain()
         if not out.requires_grad:
             return out
+        out = own_tensor(out)
         site = call.site if call.site.name in self.foldable else replace(call.site, norm="")
         pieces = self.pieces.setdefault(site.name, _Pieces(site))
         slot = len(pieces.lhs)  # gradients come back in the engine's order, not in that of the calls

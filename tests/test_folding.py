@@ -151,3 +151,28 @@ def test_a_norm_that_others_read_as_well_is_left_alone(twice: bool) -> None:
     sites = discover(model, image(8))
     assert [site.norm for site in sites if site.kind == "linear"] == ["norm"] * (1 + twice)
     assert foldable(model, sites, image(8)) == set()
+
+
+class SideBySide(nn.Module):
+    """Two LayerNorms that read the same, each in front of a linear."""
+
+    def __init__(self, different: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norms = nn.ModuleList([nn.LayerNorm(8), nn.LayerNorm(8)])
+        self.linears = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+        if different:
+            nn.init.normal_(self.norms[1].weight)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(1).reshape(len(x), 1, -1, 8)
+        first, second = (linear(norm(tokens)) for linear, norm in zip(self.linears, self.norms, strict=True))
+        out: Tensor = ((first @ second.transpose(-1, -2)).softmax(-1) @ second).sum((1, 2))
+        return out
+
+
+@pytest.mark.parametrize("different", [True, False])
+def test_norms_that_compute_the_same_from_the_same_are_one_in_the_file_and_left_alone(different: bool) -> None:
+    model = SideBySide(different).eval()
+    expected = {"linears.0", "linears.1"} if different else set()
+    assert foldable(model, discover(model, image(8)), image(8)) == expected
