@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ptq4vit_onnx import __version__
+from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.loading import LoadedModel
 from ptq4vit_onnx.passes.bind_sites import bind_sites
 from ptq4vit_onnx.sites import Site
@@ -23,26 +24,40 @@ def export_float(model: LoadedModel, sites: Sequence[Site], batch: int | None = 
 
     batch: None leaves the batch axis dynamic, a number fixes it.
     """
-    import torch
-
-    example = torch.zeros(batch or 2, *model.preprocessing.size)
-    dynamic = None if batch else ({0: torch.export.Dim("batch", min=1)},)
-    with _quiet():
-        program = torch.onnx.export(
-            model.module,
-            (example,),
-            dynamo=True,
-            opset_version=OPSET,
-            dynamic_shapes=dynamic,
-            input_names=[INPUT],
-            output_names=[OUTPUT],
-            verbose=False,
-        )
-    assert program is not None
+    program = _exported(model, batch)
     proto = program.model_proto
     bind_sites(proto, sites)
     _describe(proto, model)
     return proto
+
+
+def _exported(model: LoadedModel, batch: int | None) -> Any:
+    """The exporter's program; a UserError where it does not understand the model."""
+    import torch
+
+    example = torch.zeros(batch or 2, *model.preprocessing.size)
+    dynamic = None if batch else ({0: torch.export.Dim("batch", min=1)},)
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                model.module,
+                (example,),
+                dynamo=True,
+                opset_version=OPSET,
+                dynamic_shapes=dynamic,
+                input_names=[INPUT],
+                output_names=[OUTPUT],
+                verbose=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        cause = error.__cause__ or error
+        said = next((line.strip() for line in str(cause).splitlines() if line.strip()), "no reason given")
+        advice = "use a ViT, DeiT or Swin" if batch else "try --batch 1, or use a ViT, DeiT or Swin"
+        raise UserError(
+            f"torch cannot export {model.name} to ONNX: {type(cause).__name__}: {said[:200].rstrip('.')}; {advice}"
+        ) from error
+    assert program is not None
+    return program
 
 
 def metadata_of(model: LoadedModel) -> dict[str, str]:
@@ -66,12 +81,15 @@ def _describe(proto: Any, model: LoadedModel) -> None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """The exporter's own chatter, kept from the user; its errors still come through as exceptions."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.fx", "torch._dynamo")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    sink = io.StringIO()
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -163,6 +163,25 @@ def test_above_two_gigabytes_the_weights_lie_in_one_file_beside(
     assert np.array_equal(run(path, digits), expected)
 
 
+class Branching(torch.nn.Module):
+    """What it computes depends on its pixels' sum: no graph can hold that."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1) if x.sum() > 0 else -x.flatten(1)
+
+
+@pytest.mark.parametrize(("batch", "advice"), [(None, "try --batch 1, or use a ViT"), (2, "use a ViT")])
+def test_a_model_that_torch_cannot_export_is_refused_in_one_line(
+    batch: int | None, advice: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    preprocessing = Preprocessing((1, 4, 4), 1.0, "squash", "bilinear", (0.5,), (0.5,))
+    model = LoadedModel("branching", Branching(), preprocessing, "random", "", 16)
+    with pytest.raises(UserError, match=f"torch cannot export branching to ONNX: .*; {advice}") as caught:
+        export_float(model, [], batch)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
 def depth_of(name: str) -> int:
     return {"swin_t": 12, "swin_s": 24, "swin_b": 24, "swin_b_384": 24}.get(name, 12)
 
