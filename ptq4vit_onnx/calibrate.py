@@ -51,10 +51,13 @@ def calibrate(
 
 
 def plan_site(recording: Recording, options: Options) -> SitePlan:
-    """Search both sides of one product; behind a LayerNorm also how its channels are best moved and scaled."""
+    """Search both sides of one product; behind a LayerNorm also how its channels are best moved and scaled, in a patch
+    embedding also whether its weights' errors are better handed on."""
     require_finite(recording)
     choices = (None, *channel_choices(recording, options))
     plans = [replace(search_site(with_channels(recording, choice), options), channels=choice) for choice in choices]
+    if recording.site.kind == "conv" and options.rounding == "diffused":  # a kernel of 1 x 1 has no pixels side by side
+        plans.append(search_site(recording, replace(options, rounding="nearest")))
     best = min(plans, key=lambda plan: plan.losses[options.metric])
     if not (options.corrects_biases and recording.site.rhs_is_weight):
         return best
@@ -106,12 +109,13 @@ def rhs_search_space(recording: Recording, options: Options) -> tuple[Grid, Unif
     site, rhs = recording.site, recording.rhs
     if not site.rhs_is_weight:
         groups, axis, bits = site.heads, HEADS_AXIS, options.activation_bits
+        grid = uniform_grid(rhs, bits, groups, axis, options)
     elif options.weights == "per-tensor":
         groups, axis, bits = site.weight_groups, COLUMNS_AXIS, options.weight_bits
+        grid = uniform_grid(rhs, bits, groups, axis, options)
     else:
         groups, axis, bits = rhs.shape[1], COLUMNS_AXIS, options.weight_bits
-    per_channel = site.rhs_is_weight and options.weights == "per-channel"
-    grid = channel_grid(rhs, bits, options) if per_channel else uniform_grid(rhs, bits, groups, axis, options)
+        grid = channel_grid(rhs, bits, options)
     form = Diffused if site.kind == "conv" and options.rounding == "diffused" else Uniform
     return replace(grid, form=form), covering(rhs, bits, groups, axis)
 
@@ -173,19 +177,22 @@ def bias_correction(recording: Recording, plan: SitePlan, metric: Metric) -> tup
     The mean is of all tokens alike: gradients would make it one of a few tokens, and such do not carry over. But where
     weighing the errors by them says that the loss rises, an output is left alone: the largest errors may be those of
     tokens that nobody reads (GELU far below zero; in ViT-T a mean of 1.2 that would cost 43 times the layer's loss).
+    So is one whose mean is below its standard error, as of a head that saw a few images.
     Sums are added up in float64, a part of the rows at a time.
     """
-    count, outputs = len(recording.lhs), recording.rhs.shape[1]
-    total, weighed, weight = (torch.zeros(outputs, dtype=torch.float64) for _ in range(3))
-    largest = recording.grad.abs().max().clamp(min=TINY)
+    count = len(recording.lhs)
+    total, squares, h_error, h_total = torch.zeros(4, recording.rhs.shape[1], dtype=torch.float64)
+    largest = recording.grad.abs().max().clamp(min=TINY)  # squares of small gradients leave float32's range
     sides = shipped_sides(recording.rhs, plan)
     for part in torch.split(torch.arange(count), max(1, CHUNK_ELEMENTS // max(recording.rhs.shape))):
         lhs = recording.lhs[part]
-        error = with_weight(lhs, plan, *sides).sub_(lhs @ recording.rhs)
+        error = with_weight(lhs, plan, *sides).sub_(lhs @ recording.rhs).double()
         h = (recording.grad[part] / largest).square_() if metric == "hessian" else torch.ones_like(error)
-        total += error.sum(0, dtype=torch.float64)
-        weighed += (h * error).sum(0, dtype=torch.float64)
-        weight += h.sum(0, dtype=torch.float64)
+        total += error.sum(0)
+        squares += error.square().sum(0)
+        h_error += (h * error).sum(0)
+        h_total += h.sum(0, dtype=torch.float64)
     mean = total / count
-    rises = mean * mean * weight > 2 * mean * weighed
-    return tuple((-mean).masked_fill(rises, 0.0).to(torch.float32).tolist())
+    known = mean.square() * count * (count - 1) > squares - total * mean
+    rises = mean.square() * h_total > 2 * mean * h_error
+    return tuple(torch.where(known & ~rises, -mean, 0.0).to(torch.float32).tolist())

@@ -60,7 +60,7 @@ def _add_method(export: argparse.ArgumentParser) -> None:
     group.add_argument("--method", choices=get_args(Method), help="ptq4vit, or the paper's Base PTQ (ptq4vit)")
     group.add_argument("--paper", action="store_true",
                        help="PTQ4ViT exactly as published: layer-wise symmetric scales, both twins, no "
-                            "outlier split, no scaled channels")  # fmt: skip
+                            "outlier split, no scaled channels, plain rounding")  # fmt: skip
     for name, choices, text in (
         ("metric", Metric, "what the search minimises (hessian)"),
         ("twin", Twin, "which inputs get two ranges (auto)"),
@@ -68,7 +68,11 @@ def _add_method(export: argparse.ArgumentParser) -> None:
         ("activations", Activations, "offer a zero point, or stay symmetric (affine)"),
         ("outliers", OutlierMode, "own scales for single huge channels (auto)"),
         ("channels", ChannelMode, "own scale and centre for every channel behind a LayerNorm, folded into it (auto)"),
-        ("rounding", Rounding, "of the patch embedding's weights: errors go to the next pixel or not (diffused)"),
+        (
+            "rounding",
+            Rounding,
+            "of patch weights: errors go to the next pixel or not (diffused; with --paper nearest)",
+        ),
         ("search", Search, "(fast)"),
         ("labels", Labels, "of the calibration loss: all with random signs, or one (signs; with --paper sampled)"),
     ):
@@ -77,7 +81,8 @@ def _add_method(export: argparse.ArgumentParser) -> None:
                        help="alternating rounds; 0: each side by itself (0; with --paper 3)")  # fmt: skip
     group.add_argument("--candidates", type=positive, metavar="N", help="scales tried per search (100)")
     group.add_argument("--bias-correction", choices=get_args(BiasCorrection), nargs="?", const="always",
-                       help="take mean errors off the outputs (auto: next to per-tensor weights)")  # fmt: skip
+                       help="take mean errors off the outputs; auto: next to per-tensor weights; without a "
+                            "value: always (auto; with --paper none)")  # fmt: skip
 
 
 def options_from(parsed: argparse.Namespace) -> Options:

@@ -33,7 +33,7 @@ class Options:
     activations: affine offers a zero point next to the symmetric form of the paper, and keeps the better.
     outliers: auto gives single input channels that dwarf all others a scale of their own.
     channels: auto moves and scales the input channels of layers behind a LayerNorm, where that lowers the loss.
-    rounding: diffused hands the rounding errors of the patch embedding's weights on from pixel to pixel.
+    rounding: diffused hands the rounding errors of patch weights on from pixel to pixel, where that lowers the loss.
     bias_correction: auto takes mean errors off the outputs where they share the weight's scale, as with per-tensor.
     labels: of the loss whose gradients weigh the errors; signs and sampled estimate the same, signs with less noise.
     rounds: how often the search alternates between the two sides of a product; 0 searches each side by itself.

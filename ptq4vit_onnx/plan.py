@@ -48,7 +48,7 @@ class SitePlan:
     kind: Kind
     lhs_source: Source
     lhs: Quantizer
-    rhs: Uniform | Diffused
+    rhs: Uniform | Diffused  # one is a kind of the other; both are named because the file says which
     outliers: Outliers | None = None
     bias_correction: tuple[float, ...] | None = None
     losses: Mapping[str, float] = field(default_factory=dict)

@@ -1,7 +1,8 @@
 """Quantizers: frozen values that round a tensor onto the points k bits can hold.
 
 Rounding is defined here, once, for numpy and torch alike: `(x / scale).round().clip(low, high)`, round half
-to even, in float32. numpy, torch and ONNX Runtime's QuantizeLinear agree on it bit for bit.
+to even, in float32. numpy, torch and ONNX Runtime's QuantizeLinear agree on it bit for bit. Only `Diffused`, for
+constants, adds to that.
 
 Scales are Python floats that are exactly float32 values (`as_float32` makes them so); anything else would let
 the numpy side and the ONNX file disagree in the last bit.
@@ -75,7 +76,7 @@ class Diffused(Uniform):
     As in printing with few shades, what rounding adds to a weight is taken off the next one: a run of neighbours loses
     no more than a step together, however long it is, and no more than half a step if it begins with the first.
     Neighbours are two rows apart (`pair_far_inputs` puts far pixels side by side), or one where the number of rows is
-    odd. What clipping takes off is not handed on beyond half a step.
+    odd. What clipping takes off is not handed on beyond half a step, what pair-safety takes off later not at all.
     """
 
     def codes(self, x: Tensor) -> Tensor:

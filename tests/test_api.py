@@ -82,6 +82,7 @@ def test_a_wrong_method_or_width_is_the_callers_mistake() -> None:
         ({"seed": -1}, "seed is -1"),
         ({"alpha": "0"}, "alpha '0' and beta 1.2 are not numbers"),
         ({"beta": float("nan")}, "beta nan"),
+        ({"rounding": "up"}, "rounding is 'up'; expected one of diffused, nearest"),
         ({"bias_correction": "yes"}, "bias_correction is 'yes'; expected one of auto, always, none"),
     ],
     ids=str,

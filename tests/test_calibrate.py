@@ -251,8 +251,10 @@ def test_bias_correction_removes_the_mean_error_where_the_weighed_loss_falls_and
     plan = plan_site(item, Options.paper(weight_bits=3, activation_bits=3, **QUICK))
     before = quantized_product(item.lhs, item.rhs, plan) - item.lhs @ item.rhs
     less = (item.grad.square() * ((before - before.mean(0)).square() - before.square())).sum(0) < 0
+    known = before.mean(0).abs() > before.std(0) / len(before) ** 0.5
     corrected, error = corrected_and_not(item, plan)
-    assert corrected[::2].all() and torch.equal(corrected, less)
+    assert torch.equal(corrected, less & known)
+    assert (less & ~known).any() and (known & ~less).any(), "both reasons to leave one alone are seen"
     assert error.mean(0)[corrected].abs().max() < 1e-4
     assert torch.equal(error[:, ~corrected], before[:, ~corrected])
 
@@ -267,7 +269,35 @@ def test_an_output_whose_large_errors_nobody_reads_keeps_its_bias() -> None:
     assert corrected[5] and error[:, 5].mean().abs() < 1e-4
     item.grad[:30] = 0.0
     assert not corrected_and_not(item, plan)[0][5]
-    assert corrected_and_not(item, plan, "mse")[0][5], "the mean squared error counts all rows"
+    for metric in ("mse", "cosine", "pearson"):
+        assert corrected_and_not(item, plan, metric)[0][5], "they count all rows alike"
+    assert torch.equal(*(corrected_and_not(replace(item, grad=item.grad * scale), plan)[0] for scale in (1.0, 1e-30)))
+
+
+@pytest.mark.parametrize(("metric", "corrected"), [("hessian", False), ("mse", True)])
+def test_the_correction_weighs_errors_as_the_search_does(metric: Metric, corrected: bool) -> None:
+    item = recording()
+    item.lhs[:30] = 800.0 * item.rhs[:, 5].sign()
+    item.grad[:30] = 0.0  # so that the search clips these rows, unless it counts all alike
+    options = Options(metric=metric, weights="per-tensor", alpha=0.01, beta=0.02, **QUICK)
+    correction = plan_site(item, options).bias_correction
+    assert correction is not None and (correction[5] != 0) is corrected
+
+
+def test_a_head_that_saw_one_image_keeps_its_biases() -> None:
+    item = recording(rows=1)
+    plan = plan_site(item, Options(weights="per-tensor", weight_bits=4, activation_bits=4, **QUICK))
+    assert plan.bias_correction is not None and not any(plan.bias_correction)
+
+
+def test_a_layer_with_scaled_channels_is_corrected_for_the_product_after_that() -> None:
+    item = uneven()
+    plan = plan_site(item, Options(weights="per-tensor", weight_bits=4, activation_bits=4, **QUICK))
+    assert plan.channels is not None and plan.bias_correction is not None
+    seen = with_channels(item, plan.channels)
+    error = quantized_product(seen.lhs, seen.rhs, plan) + torch.tensor(plan.bias_correction) - seen.lhs @ seen.rhs
+    corrected = torch.tensor(plan.bias_correction) != 0
+    assert corrected.any() and error.mean(0)[corrected].abs().max() < 1e-4 * error.abs().max()
 
 
 def test_bias_correction_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,6 +324,11 @@ def test_a_patch_embedding_hands_on_its_rounding_errors_and_loses_less() -> None
     }
     assert type(found["diffused"].rhs) is Diffused and type(found["nearest"].rhs) is Uniform
     assert found["diffused"].losses["hessian"] < 0.5 * found["nearest"].losses["hessian"]
+
+
+def test_where_neighbours_are_not_alike_errors_are_not_handed_on() -> None:
+    item = replace(patches(), lhs=torch.randn(400, 32, generator=torch.Generator().manual_seed(2)))
+    assert type(plan_site(item, Options(weight_bits=4, **QUICK)).rhs) is Uniform
 
 
 def test_only_the_patch_embedding_hands_on_errors_and_the_papers_methods_do_not(digits: Any, published: Any) -> None:

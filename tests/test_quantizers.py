@@ -278,5 +278,5 @@ def test_errors_are_handed_to_the_row_after_the_next_in_each_column_by_itself() 
 
 
 def test_what_clipping_takes_off_is_handed_on_up_to_half_a_step() -> None:
-    weight = np.array([[9.0], [0.2], [0.2]], np.float32)
-    assert Diffused(3, (1.0,)).codes(weight).tolist() == [[3], [1], [0]]
+    weight = np.array([[9.0, 9.0], [0.2, 0.6], [0.2, 0.0]], np.float32)
+    assert Diffused(3, (1.0,)).codes(weight).tolist() == [[3, 3], [1, 1], [0, 0]]

@@ -68,7 +68,7 @@ def report_of(plan: ScalePlan = PLAN, **changes: Any) -> dict[str, Any]:
     data: dict[str, Any] = {
         "version": "0.1.0", "model": plan.model, "random_weights": False, "synthetic_images": False,
         "weights_from": "embedded", "bits": {"weights": 8, "activations": 6},
-        "options": {"metric": "hessian", "seed": 7, "bias_correction": False}, "versions": {"onnxruntime": "1.31.1"},
+        "options": {"metric": "hessian", "seed": 7, "bias_correction": "none"}, "versions": {"onnxruntime": "1.31.1"},
         "fingerprints": {"weights": plan.weights, "images": plan.images},
         "calibration_images": {"count": 32, "skipped": ["broken.png"]},
         "float_parity": {"images": 8, "error": 2e-7, "tolerance": 1e-4, "passed": True},
