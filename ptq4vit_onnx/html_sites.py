@@ -105,9 +105,9 @@ def _detail(index: int, row: SiteRow, metric: str, first: bool) -> str:
     if row.plan.outliers is not None:
         channels = ", ".join(map(str, row.plan.outliers.channels))
         facts.append(f"input channels with scales of their own, not in the histogram: {channels}")
-    corrected = sum(value != 0 for value in row.plan.bias_correction or ())
-    if corrected:
-        facts.append(f"mean errors taken off {corrected} outputs")
+    correction = row.plan.bias_correction
+    if correction is not None:
+        facts.append(f"mean errors taken off {sum(value != 0 for value in correction)} of {len(correction)} outputs")
     if row.plan.channels is not None:
         facts.append(f"input channels centred and scaled one by one, folded into {row.plan.channels.norm}")
     return (

@@ -13,6 +13,7 @@ import pytest
 
 from ptq4vit_onnx.channels import Channels
 from ptq4vit_onnx.html_report import render
+from ptq4vit_onnx.quantizers import Diffused
 
 
 def text_of(html: str) -> str:
@@ -137,6 +138,18 @@ def test_scaled_channels_are_said_where_they_are(made_up: Any) -> None:
     html = text_of(render(made_up.report_of(), plan, made_up.evidence))
     assert html.count(said) == 1 and " Channels " in html and html.count(" scaled ") == 2  # here, and in the table
     assert said not in text_of(made_up.page()) and " Channels " not in text_of(made_up.page())
+
+
+def test_what_is_done_to_biases_and_patch_weights_is_said_where_it_is(made_up: Any) -> None:
+    name, site = next(iter(made_up.plan.sites.items()))
+    changed = replace(site, rhs=Diffused(8, site.rhs.scale), bias_correction=(0.5, 0.0, -0.25))
+    html = text_of(
+        render(
+            made_up.report_of(), replace(made_up.plan, sites={**made_up.plan.sites, name: changed}), made_up.evidence
+        )
+    )
+    for said in ("mean errors taken off 2 of 3 outputs", "right: symmetric, errors handed on, 8 bits"):
+        assert html.count(said) == 1 and said not in text_of(made_up.page())
 
 
 def test_names_are_escaped(made_up: Any) -> None:
