@@ -96,12 +96,12 @@ def lhs_grids(recording: Recording, options: Options) -> list[Grid]:
         twin = [twin_softmax_grid(bits) if site.lhs_source == "softmax" else twin_gelu_grid(x, bits, options)]
         if options.twin != "auto":
             return twin
-    symmetric: list[Grid] = [uniform_grid(x, bits, site.heads, HEADS_AXIS, options)]
+    symmetric = uniform_grid(x, bits, site.heads, HEADS_AXIS, options)
     if options.activations == "symmetric" or (site.kind == "matmul" and site.lhs_source == "other"):
-        return symmetric + twin
-    affine: list[Grid] = [affine_grid(x, bits, options)]
+        return [symmetric, *twin]
+    affine = affine_grid(x, bits, options)
     # Values that hardly go below zero: a symmetric range would waste half its codes.
-    return affine + twin if site.lhs_source != "other" else symmetric + affine
+    return [affine, *twin] if site.lhs_source != "other" else [affine.and_also(symmetric)]
 
 
 def rhs_search_space(recording: Recording, options: Options) -> tuple[Grid, Uniform]:

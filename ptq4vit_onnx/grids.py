@@ -64,6 +64,10 @@ class ListGrid:
     def single(self, candidate: int, group: int) -> Quantizer:
         return self.quantizers[candidate]
 
+    def and_also(self, other: UniformGrid) -> ListGrid:
+        """With the candidates of another form, of one group, behind these: one search for both."""
+        return ListGrid((*self.quantizers, *(other.single(index, 0) for index in range(other.count))))
+
 
 Grid = UniformGrid | ListGrid
 
