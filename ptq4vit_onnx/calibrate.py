@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ptq4vit_onnx.channel_choice import channel_choices, with_channels
+from ptq4vit_onnx.channel_choice import channel_choices, thinned, with_channels
+from ptq4vit_onnx.channels import Channels
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.grids import (
     Grid,
@@ -31,6 +32,8 @@ HEADS_AXIS, COLUMNS_AXIS = -3, -1
 # A channel is an outlier if its largest value exceeds this many times the 99 % quantile of all channels' largest.
 OUTLIER_RATIO = 4.0
 MINIMUM_CHANNELS = 32  # below this a 99 % quantile says nothing
+# What choices of channels are judged by before the best are searched: rows, candidates, and how near the best is near.
+PREVIEW_ROWS, PREVIEW_CANDIDATES, PREVIEW_NEAR = 256, 16, 1.15
 TINY = 1e-30
 
 
@@ -54,7 +57,7 @@ def plan_site(recording: Recording, options: Options) -> SitePlan:
     """Search both sides of one product; behind a LayerNorm also how its channels are best moved and scaled, in a patch
     embedding also whether its weights' errors are better handed on."""
     require_finite(recording)
-    choices = (None, *channel_choices(recording, options))
+    choices = likeliest(recording, [None, *channel_choices(recording, options)], options)
     plans = [replace(search_site(with_channels(recording, choice), options), channels=choice) for choice in choices]
     if recording.site.kind == "conv" and options.rounding == "diffused":  # a kernel of 1 x 1 has no pixels side by side
         plans.append(search_site(recording, replace(options, rounding="nearest")))
@@ -62,6 +65,16 @@ def plan_site(recording: Recording, options: Options) -> SitePlan:
     if not (options.corrects_biases and recording.site.rhs_is_weight):
         return best
     return replace(best, bias_correction=bias_correction(with_channels(recording, best.channels), best, options.metric))
+
+
+def likeliest(recording: Recording, choices: list[Channels | None], options: Options) -> list[Channels | None]:
+    """The choices that are worth a whole search: the best on a few rows with a few candidates, and those near it."""
+    if len(choices) == 1 or options.search == "exhaustive":
+        return choices
+    thin = thinned(recording, PREVIEW_ROWS, options)
+    few = replace(options, candidates=min(PREVIEW_CANDIDATES, options.candidates))
+    losses = [search_site(with_channels(thin, choice), few).losses[options.metric] for choice in choices]
+    return [choice for choice, loss in zip(choices, losses, strict=True) if loss <= PREVIEW_NEAR * min(losses)]
 
 
 def search_site(recording: Recording, options: Options) -> SitePlan:

@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from ptq4vit_onnx.calibrate import bias_correction, calibrate, outlier_channels, plan_site, quantized_product
-from ptq4vit_onnx.channel_choice import IN_STEP, channel_choices, with_channels
+from ptq4vit_onnx.calibrate import (
+    bias_correction,
+    calibrate,
+    lhs_grids,
+    likeliest,
+    outlier_channels,
+    plan_site,
+    quantized_product,
+    search_site,
+)
+from ptq4vit_onnx.channel_choice import IN_STEP, channel_choices, thinned, with_channels
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.images import embedded_digits
 from ptq4vit_onnx.loading import load, resolve
@@ -73,6 +82,18 @@ def test_known_sites_are_taken_over_untouched(digits: Any, published: Any) -> No
 def test_the_twin_switch_decides_the_form_after_gelu(twin: str, form: type) -> None:
     plan = plan_site(recording("gelu"), Options(twin=twin, **QUICK))  # type: ignore[arg-type]
     assert isinstance(plan.lhs, form)
+
+
+@pytest.mark.parametrize(("centred", "form"), [(False, Affine), (True, Uniform)])
+def test_with_and_without_a_zero_point_are_one_search(centred: bool, form: type) -> None:
+    item = recording()
+    item.lhs.clamp_(min=0)
+    item.lhs.sub_(item.lhs.max() / 2 if centred else 0)
+    options = Options(activation_bits=4, **QUICK)
+    (grid,) = lhs_grids(item, options)
+    assert {type(grid.pick([index])) for index in range(grid.count)} == {Affine, Uniform}
+    assert grid.count == 2 * options.candidates
+    assert isinstance(plan_site(item, options).lhs, form)
 
 
 def test_one_huge_channel_gets_scales_of_its_own_and_the_loss_falls() -> None:
@@ -147,7 +168,8 @@ def test_uneven_channels_behind_a_norm_are_brought_together_and_the_error_falls(
     assert plan.channels is not None and left_alone.channels is None
     assert error_of(item, plan) < error_of(item, left_alone) / 4
     spread = with_channels(item, plan.channels).lhs.abs().amax(0)
-    assert spread.max() < 4 * spread.min()
+    # ranges were 64 times apart; next to one scale per weight, the root of that may be the better half of the way
+    assert spread.max() < (4 if weights == "per-channel" else 12) * spread.min()
 
 
 def test_moved_channels_multiply_to_the_same_but_for_a_constant() -> None:
@@ -200,7 +222,7 @@ def test_no_scales_nearby_or_far_are_expected_to_lose_less(weights: Any) -> None
     item = replace(item, site=replace(item.site, weight_groups=3))
     item.rhs[:, 8:16] *= 30  # the three groups of columns have ranges of their own
     options = Options(weights=weights, weight_bits=4)
-    (channels,) = channel_choices(item, options)
+    channels = channel_choices(item, options)[0]
     lhs, h = item.lhs - torch.tensor(channels.shift), item.grad.square()
     reach = lhs.abs().amax(0)
 
@@ -216,6 +238,38 @@ def test_no_scales_nearby_or_far_are_expected_to_lose_less(weights: Any) -> None
     generator = torch.Generator().manual_seed(0)
     others = [found * (spread * torch.randn(32, generator=generator)).exp() for spread in (0.05, 0.2, 0.5, 1) * 20]
     assert loss(found) < 1.1 * min(map(loss, (*others, torch.ones(32), reach, reach.sqrt())))
+
+
+def test_next_to_one_scale_per_weight_less_of_the_scales_and_centres_alone_are_on_offer() -> None:
+    full, half, centred = channel_choices(uneven(), Options(weights="per-tensor"))
+    assert full.shift == half.shift == centred.shift
+    torch.testing.assert_close(torch.tensor(half.scale).square(), torch.tensor(full.scale))
+    assert set(centred.scale) == {1.0}
+    assert len(channel_choices(uneven(has_bias=False), Options(weights="per-tensor"))) == 2  # no centres to take off
+
+
+def test_a_thinned_recording_stands_for_the_whole_one() -> None:
+    item = recording(rows=4000)
+    item.grad.mul_(torch.logspace(-2, 0, 4000)[:, None])
+    thin = thinned(item, 500, Options())
+    assert len(thin.lhs) == len(thin.grad) == 500
+    weighed, whole = ((part.lhs.square().sum(1) * part.grad.square().sum(1)).sum() for part in (thin, item))
+    assert float(weighed / whole) == pytest.approx(1, rel=0.05)
+    assert thin.grad.abs().mean() > 2 * item.grad.abs().mean()  # rows that weigh much are drawn
+    assert thinned(item, 4000, Options()) is item
+    even = thinned(item, 500, Options(metric="mse"))
+    assert float(even.lhs.square().mean() / item.lhs.square().mean()) == pytest.approx(1, rel=0.05)
+
+
+def test_only_choices_that_look_best_on_a_few_rows_are_searched() -> None:
+    item, options = uneven(rows=2000), Options(weights="per-tensor", **QUICK)
+    choices = [None, *channel_choices(item, options)]
+    losses = [search_site(with_channels(item, choice), options).losses["hessian"] for choice in choices]
+    kept = likeliest(item, choices, options)
+    assert choices[losses.index(min(losses))] in kept
+    assert None not in kept and losses[0] > 4 * min(losses)
+    assert likeliest(item, [None, None], options) == [None, None]  # as good as each other
+    assert likeliest(item, choices, replace(options, search="exhaustive")) == choices
 
 
 def test_the_loss_that_decides_has_the_outliers_share() -> None:
