@@ -60,14 +60,16 @@ def ratios(recording: Recording, options: Options) -> Iterator[tuple[str, float]
 
 
 def choice_ratio(recording: Recording, options: Options) -> float | None:
-    """What the channels that a few rows speak for lose, over the least that any lose; None without a choice."""
+    """What the channels that a few rows speak for lose, over the least that any lose, both as the fast search estimates
+    it; None without a choice."""
     choices = [None, *channel_choices(recording, options)]
     if len(choices) == 1:
         return None
     losses = {
         choice: search_site(with_channels(recording, choice), options).losses[options.metric] for choice in choices
     }
-    return min(losses[choice] for choice in likeliest(recording, choices, options)) / min(losses.values())
+    kept = min(losses[choice] for choice in likeliest(recording, choices, options))
+    return kept / max(min(losses.values()), 1e-300)
 
 
 def turns(

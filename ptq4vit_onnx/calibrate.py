@@ -33,7 +33,7 @@ HEADS_AXIS, COLUMNS_AXIS = -3, -1
 OUTLIER_RATIO = 4.0
 MINIMUM_CHANNELS = 32  # below this a 99 % quantile says nothing
 # What choices of channels are judged by before the best are searched: rows, candidates, and how near the best is near.
-PREVIEW_ROWS, PREVIEW_CANDIDATES, PREVIEW_NEAR = 256, 16, 1.15
+PREVIEW_ROWS, PREVIEW_CANDIDATES, PREVIEW_NEAR = 192, 12, 1.15
 TINY = 1e-30
 
 
@@ -71,10 +71,15 @@ def likeliest(recording: Recording, choices: list[Channels | None], options: Opt
     """The choices that are worth a whole search: the best on a few rows with a few candidates, and those near it."""
     if len(choices) == 1 or options.search == "exhaustive":
         return choices
-    thin = thinned(recording, PREVIEW_ROWS, options)
-    few = replace(options, candidates=min(PREVIEW_CANDIDATES, options.candidates))
-    losses = [search_site(with_channels(thin, choice), few).losses[options.metric] for choice in choices]
-    return [choice for choice, loss in zip(choices, losses, strict=True) if loss <= PREVIEW_NEAR * min(losses)]
+    if (
+        options.metric != "hessian"
+    ):  # every output weighs as much: as with gradients of one, so that rows can be weighed
+        recording = replace(recording, grad=torch.ones_like(recording.grad))
+    thin = thinned(recording, PREVIEW_ROWS, options.seed)
+    few = replace(options, metric="hessian", candidates=min(PREVIEW_CANDIDATES, options.candidates))
+    losses = [search_site(with_channels(thin, choice), few).losses["hessian"] for choice in choices]
+    # the other way round, what is not a number would be left out, too
+    return [choice for choice, loss in zip(choices, losses, strict=True) if not loss > PREVIEW_NEAR * min(losses)]
 
 
 def search_site(recording: Recording, options: Options) -> SitePlan:

@@ -109,14 +109,12 @@ def with_channels(recording: Recording, channels: Channels | None) -> Recording:
     return replace(recording, lhs=(recording.lhs - shift).div_(scale), rhs=recording.rhs * scale[:, None])
 
 
-def thinned(recording: Recording, rows: int, options: Options) -> Recording:
-    """A linear's recording on `rows` of its rows, drawn by what they weigh, with gradients that stand for all of it."""
-    if len(recording.lhs) <= rows:
-        return recording
+def thinned(recording: Recording, rows: int, seed: int) -> Recording:
+    """A linear's recording on `rows` of its rows, drawn by what they weigh, with gradients that stand for all of it,
+    over the largest of them."""
+    grad = recording.grad / recording.grad.abs().max().clamp(min=TINY)
+    if len(grad) <= rows:
+        return replace(recording, grad=grad)
     energy = recording.lhs.square().sum(-1)
-    weights = torch.ones_like(energy)
-    if options.metric == "hessian":
-        largest = recording.grad.abs().max().clamp(min=TINY)
-        weights = (recording.grad / largest).square_().sum(-1) * (energy + energy.mean())
-    index, factors = draw(weights, rows, options.seed)
-    return replace(recording, lhs=recording.lhs[index], grad=recording.grad[index] * factors.sqrt()[:, None])
+    index, factors = draw(grad.square().sum(-1) * (energy + energy.mean()), rows, seed)
+    return replace(recording, lhs=recording.lhs[index], grad=grad[index] * factors.sqrt()[:, None])

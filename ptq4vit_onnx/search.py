@@ -28,12 +28,12 @@ from ptq4vit_onnx.surrogate import lhs_terms, rank
 from ptq4vit_onnx.twin_prices import price_as_ratio, price_in_nats
 from ptq4vit_onnx.weight_codes import pair_limit, shipped
 
-RANKED = 40  # candidates of an activation next to a weight that an estimate leaves
+RANKED = 28  # candidates of an activation next to a weight that an estimate leaves
 SHORTLIST = 6  # candidates that later rounds look at again
 NEIGHBOURS = 4  # candidates of a weight that the smallest sample judges by one of them
 # Next to or of a weight, the candidates whose errors on all rows say which rows to draw, as parts of the grid: one that
-# clips, of a weight also one that does not. A row may have little of what makes rows weigh, and a quarter of the loss
-# (one of 6304 of blocks.7.mlp.fc1 of ViT-T).
+# clips, of a weight also one that does not (of a grid with zero points, one of those that clips a little). A row may
+# have little of what makes rows weigh, and a quarter of the loss (one of 6304 of blocks.7.mlp.fc1 of ViT-T).
 PROBES: dict[Side, tuple[float, ...]] = {"rhs": (0.84, 0.3), "lhs": (0.3,)}
 # On all rows those errors are seen in so many columns, the heaviest and sums of all others. On the rows that then seem
 # to matter most, one of four but not fewer than a thousand, they are exact: one column may lose more than all others.

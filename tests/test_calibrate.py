@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from ptq4vit_onnx.calibrate import (
+    PREVIEW_CANDIDATES,
+    PREVIEW_ROWS,
     bias_correction,
     calibrate,
     lhs_grids,
@@ -251,14 +253,26 @@ def test_next_to_one_scale_per_weight_less_of_the_scales_and_centres_alone_are_o
 def test_a_thinned_recording_stands_for_the_whole_one() -> None:
     item = recording(rows=4000)
     item.grad.mul_(torch.logspace(-2, 0, 4000)[:, None])
-    thin = thinned(item, 500, Options())
+    thin, scaled = thinned(item, 500, seed=0), item.grad / item.grad.abs().max()
     assert len(thin.lhs) == len(thin.grad) == 500
-    weighed, whole = ((part.lhs.square().sum(1) * part.grad.square().sum(1)).sum() for part in (thin, item))
-    assert float(weighed / whole) == pytest.approx(1, rel=0.05)
-    assert thin.grad.abs().mean() > 2 * item.grad.abs().mean()  # rows that weigh much are drawn
-    assert thinned(item, 4000, Options()) is item
-    even = thinned(item, 500, Options(metric="mse"))
-    assert float(even.lhs.square().mean() / item.lhs.square().mean()) == pytest.approx(1, rel=0.05)
+    weighed = (thin.lhs.square().sum(1) * thin.grad.square().sum(1)).sum()
+    assert float(weighed / (item.lhs.square().sum(1) * scaled.square().sum(1)).sum()) == pytest.approx(1, rel=0.05)
+    assert thin.grad.abs().mean() > 2 * scaled.abs().mean()  # rows that weigh much are drawn
+    assert torch.equal(thinned(item, 4000, seed=0).lhs, item.lhs)
+    assert not torch.equal(thinned(item, 500, seed=1).lhs, thin.lhs)
+
+
+def test_a_row_of_huge_values_is_among_the_thinned() -> None:
+    item = recording(rows=4000)
+    item.lhs[1234] *= 100
+    assert all(item.lhs[1234].tolist() in thinned(item, 200, seed).lhs.tolist() for seed in range(5))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 5e37])
+def test_which_rows_are_thinned_does_not_depend_on_the_gradients_unit(scale: float) -> None:
+    item = recording(rows=4000)
+    other = thinned(replace(item, grad=item.grad * scale), 300, seed=0)
+    assert torch.equal(other.lhs, thinned(item, 300, seed=0).lhs) and other.grad.isfinite().all()
 
 
 def test_only_choices_that_look_best_on_a_few_rows_are_searched() -> None:
@@ -268,8 +282,59 @@ def test_only_choices_that_look_best_on_a_few_rows_are_searched() -> None:
     kept = likeliest(item, choices, options)
     assert choices[losses.index(min(losses))] in kept
     assert None not in kept and losses[0] > 4 * min(losses)
-    assert likeliest(item, [None, None], options) == [None, None]  # as good as each other
     assert likeliest(item, choices, replace(options, search="exhaustive")) == choices
+
+
+@pytest.mark.parametrize(
+    ("losses", "kept"),
+    [([1.3, 1.1, 1.0], [1, 2]), ([1.0, 1.2, 9.0], [0]), ([0.0, 0.0, 1.0], [0, 1]), ([float("nan")] * 3, [0, 1, 2])],
+)
+def test_choices_near_the_best_are_kept(losses: list[float], kept: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def preview(item: Recording, options: Options) -> SitePlan:
+        seen.append((len(item.lhs), options.candidates))
+        return replace(whole, losses={"hessian": losses[len(seen) - 1]})
+
+    item, options = uneven(rows=2000), Options(weights="per-tensor")
+    whole = plan_site(item, replace(options, channels="none", **QUICK))
+    choices = channel_choices(item, options)
+    monkeypatch.setattr("ptq4vit_onnx.calibrate.search_site", preview)
+    assert likeliest(item, list(choices), options) == [choices[index] for index in kept]
+    assert seen == [(PREVIEW_ROWS, PREVIEW_CANDIDATES)] * 3
+    seen.clear()
+    likeliest(item, list(choices), replace(options, candidates=2))
+    assert seen == [(PREVIEW_ROWS, 2)] * 3
+
+
+def test_tokens_of_huge_values_are_seen_without_gradients_too() -> None:
+    """As class tokens: at a fixed stride of rows, a preview would see none of them, and leave the channels alone."""
+    generator = torch.Generator().manual_seed(0)
+    lhs, rhs, grad = (torch.randn(*shape, generator=generator) for shape in ((6304, 48), (48, 48), (6304, 48)))
+    lhs[torch.arange(32) * 197, :8] *= 10
+    item = Recording(Site("fc", "linear", "fc", norm="norm", has_bias=True), lhs, rhs, grad)
+    assert plan_site(item, Options(metric="mse", candidates=40)).channels is not None
+
+
+def test_gradients_near_the_end_of_float32_are_no_error() -> None:
+    item = uneven(rows=2000)
+    plan = plan_site(replace(item, grad=item.grad / item.grad.abs().max() * 3e38), Options(**QUICK))
+    assert plan.channels is not None
+
+
+def test_the_fewer_bits_a_weight_has_the_less_its_rows_are_scaled() -> None:
+    item = uneven()
+    item.rhs.copy_(recording(inputs=32).rhs)  # rows alike: what evens out the inputs makes the weight uneven
+    fine, coarse = (channel_choices(item, Options(weight_bits=k, activation_bits=11 - k))[0].scale for k in (8, 3))
+    spread = [float(torch.tensor(scale).log().std()) for scale in (fine, coarse)]
+    assert spread[1] < 0.9 * spread[0]
+
+
+def test_where_nothing_is_read_the_largest_scale_is_taken_without_a_zero_point() -> None:
+    item = recording()
+    item.rhs.zero_()
+    plan = plan_site(item, Options(**QUICK))
+    assert plan.lhs == Uniform(8, (as_float32(1.2 * float(item.lhs.abs().max()) / 128),), -3)
 
 
 def test_the_loss_that_decides_has_the_outliers_share() -> None:
