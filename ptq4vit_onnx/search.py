@@ -255,8 +255,11 @@ class ProductSearch:
         smallest_first = list(enumerate(zip(needed, stages.mixed(whole), strict=False)))[::-1]
         known = Known.nothing_of(order)
         for turn, (stage, (sample, fixed)) in enumerate(smallest_first):
-            leaves = sample.leaves(grid.count)
             scouting = scouted and turn == 0
+            is_whole = self.weight and len(sample.objective.lhs) == len(
+                self.whole.lhs
+            )  # a larger one would be the same
+            leaves = 1 if is_whole and not scouting else sample.leaves(grid.count)
             tried = _scouts(order) if scouting else order
             if len(tried) <= leaves:
                 continue

@@ -297,6 +297,24 @@ def test_a_large_left_side_is_not_copied_by_every_thread(
     assert calls == ([100] if at_once else [])
 
 
+@pytest.mark.parametrize("side", ["lhs", "rhs"])
+def test_a_sample_that_is_the_whole_product_is_the_last(side: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ptq4vit_onnx.search.CHEAP", 0)
+    recording, options = linear(rows=150), Options()
+    product = ProductSearch(objective_of(recording, "hessian"), options, weight=True)
+    measured: list[int] = []
+    measure = product.measure
+
+    def noted(sample: Objective, *rest: Any) -> Any:
+        measured.append(len(sample.lhs))
+        return measure(sample, *rest)
+
+    monkeypatch.setattr(product, "measure", noted)
+    x, axis = (recording.lhs, -3) if side == "lhs" else (recording.rhs, -1)
+    product.search(side, uniform_grid(x, 8, 1, axis, options), Float(Uniform(8, (1.0,))))
+    assert measured.count(150) == 1 and measured[-1] == 150
+
+
 def test_what_smaller_samples_said_counts_by_the_square_of_their_rows() -> None:
     known = Known.nothing_of(torch.zeros(3, 1, dtype=torch.int64))
     known = known.and_of(torch.tensor([[1.0], [2.0], [4.0]]), 10).of(torch.tensor([[2], [0]]))
