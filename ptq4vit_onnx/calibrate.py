@@ -71,9 +71,7 @@ def likeliest(recording: Recording, choices: list[Channels | None], options: Opt
     """The choices that are worth a whole search: the best on a few rows with a few candidates, and those near it."""
     if len(choices) == 1 or options.search == "exhaustive":
         return choices
-    if (
-        options.metric != "hessian"
-    ):  # every output weighs as much: as with gradients of one, so that rows can be weighed
+    if options.metric != "hessian":  # all outputs weigh alike: gradients of one, so that rows can be weighed
         recording = replace(recording, grad=torch.ones_like(recording.grad))
     thin = thinned(recording, PREVIEW_ROWS, options.seed)
     few = replace(options, metric="hessian", candidates=min(PREVIEW_CANDIDATES, options.candidates))

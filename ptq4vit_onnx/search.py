@@ -256,9 +256,8 @@ class ProductSearch:
         known = Known.nothing_of(order)
         for turn, (stage, (sample, fixed)) in enumerate(smallest_first):
             scouting = scouted and turn == 0
-            is_whole = self.weight and len(sample.objective.lhs) == len(
-                self.whole.lhs
-            )  # a larger one would be the same
+            # of all rows: a larger one would be the same
+            is_whole = self.weight and len(sample.objective.lhs) == len(self.whole.lhs)
             leaves = 1 if is_whole and not scouting else sample.leaves(grid.count)
             tried = _scouts(order) if scouting else order
             if len(tried) <= leaves:
