@@ -17,19 +17,20 @@ from pathlib import Path
 
 import torch
 
-from ptq4vit_onnx import process
-from ptq4vit_onnx.calibrate import calibrate
-from ptq4vit_onnx.float_export import export_float
-from ptq4vit_onnx.images import synthetic_images
-from ptq4vit_onnx.loading import load, resolve
+from ptq4vit_onnx.calibration.calibrate import calibrate
+from ptq4vit_onnx.files.provenance import versions
+from ptq4vit_onnx.float_export.exporter import export_float
+from ptq4vit_onnx.graph.model_proto import file_bytes, save_model
+from ptq4vit_onnx.images.embedded import synthetic_images
 from ptq4vit_onnx.models.specs import SPECS
-from ptq4vit_onnx.options import Options
-from ptq4vit_onnx.pipeline import float_parity, save_model, versions
-from ptq4vit_onnx.plan import ScalePlan
-from ptq4vit_onnx.products import discover
-from ptq4vit_onnx.prove import prove, quantize_model
-from ptq4vit_onnx.report import file_bytes
-from ptq4vit_onnx.tape import record
+from ptq4vit_onnx.network.load import load, resolve
+from ptq4vit_onnx.network.products import discover
+from ptq4vit_onnx.network.tape import record
+from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.scale_plan import ScalePlan
+from ptq4vit_onnx.proof.float_parity import float_parity
+from ptq4vit_onnx.proof.prove import prove, quantize_model
+from ptq4vit_onnx.runtime import process
 
 COLUMNS = ("model", "bits", "sites", "float parity", "products in integers", "exact", "bit for bit", "float MB",
            "MB", "peak GB", "s")  # fmt: skip

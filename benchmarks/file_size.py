@@ -21,10 +21,10 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.speed import Subject, build, open_subject
 from ptq4vit_onnx import passes
+from ptq4vit_onnx.graph.model_proto import file_bytes, load
 from ptq4vit_onnx.passes.pack_weights import PackWeights
-from ptq4vit_onnx.prove import quantize_model
-from ptq4vit_onnx.report import file_bytes
-from ptq4vit_onnx.runtime import load, session
+from ptq4vit_onnx.proof.prove import quantize_model
+from ptq4vit_onnx.runtime.session import session
 
 PAPER_MB = {"deit_s": {8: 22.0, 6: 16.5}, "deit_b": {8: 86.0, 6: 64.5, 4: 43.0}}
 COLUMNS = ("model", "bits", "MB", "paper's MB", "MB as bytes", "load ms", "load ms as bytes")

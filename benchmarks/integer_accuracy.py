@@ -21,23 +21,24 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import real_data
-from ptq4vit_onnx import metrics, process
-from ptq4vit_onnx.calibrate import calibrate
-from ptq4vit_onnx.file_form import form_of
-from ptq4vit_onnx.float_export import export_float
-from ptq4vit_onnx.kernels import audit
-from ptq4vit_onnx.options import Options
-from ptq4vit_onnx.parity import check_end_to_end
-from ptq4vit_onnx.pipeline import save_model, versions
-from ptq4vit_onnx.plan import ScalePlan
-from ptq4vit_onnx.products import discover
-from ptq4vit_onnx.prove import quantize_model
-from ptq4vit_onnx.report import file_bytes
-from ptq4vit_onnx.runtime import load, optimised_model, run
-from ptq4vit_onnx.simulate import simulate, simulate_exactly
-from ptq4vit_onnx.site_outputs import FloatSites
-from ptq4vit_onnx.site_parity import check_sites
-from ptq4vit_onnx.tape import record
+from ptq4vit_onnx.calibration.calibrate import calibrate
+from ptq4vit_onnx.evaluation import metrics
+from ptq4vit_onnx.files.provenance import versions
+from ptq4vit_onnx.float_export.exporter import export_float
+from ptq4vit_onnx.graph.model_proto import file_bytes, load, save_model
+from ptq4vit_onnx.network.products import discover
+from ptq4vit_onnx.network.tape import record
+from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.scale_plan import ScalePlan
+from ptq4vit_onnx.proof.end_to_end import check_end_to_end
+from ptq4vit_onnx.proof.float_sites import FloatSites
+from ptq4vit_onnx.proof.kernels import audit
+from ptq4vit_onnx.proof.layout import form_of
+from ptq4vit_onnx.proof.prove import quantize_model
+from ptq4vit_onnx.proof.sites import check_sites
+from ptq4vit_onnx.runtime import process
+from ptq4vit_onnx.runtime.session import optimised_model, run
+from ptq4vit_onnx.simulation.fake import simulate, simulate_exactly
 
 COLUMNS = ("model", "bits", "float top-1", "simulated", "ONNX Runtime", "agreement with simulator", "identical",
            "in torch", "agreement with float", "KL", "in integers", "exact", "MB (float)")  # fmt: skip

@@ -14,13 +14,13 @@ import time
 
 import torch
 
-from ptq4vit_onnx import process
-from ptq4vit_onnx.calibrate import plan_site
-from ptq4vit_onnx.images import synthetic_images
-from ptq4vit_onnx.loading import load, resolve
-from ptq4vit_onnx.options import Options
-from ptq4vit_onnx.products import discover
-from ptq4vit_onnx.tape import record
+from ptq4vit_onnx.calibration.calibrate import plan_site
+from ptq4vit_onnx.images.embedded import synthetic_images
+from ptq4vit_onnx.network.load import load, resolve
+from ptq4vit_onnx.network.products import discover
+from ptq4vit_onnx.network.tape import record
+from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.runtime import process
 
 
 def peak() -> float:

@@ -27,16 +27,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import real_data
-from ptq4vit_onnx.bench import Timing, bench
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.evaluation import Evaluation, evaluate_files
-from ptq4vit_onnx.image_stream import ImageSource, Where
-from ptq4vit_onnx.images import ImageSet, load_images
-from ptq4vit_onnx.kernels import KernelAudit, audit
-from ptq4vit_onnx.model_file import ModelFile, read_model_file, require_reference_of
-from ptq4vit_onnx.report import file_bytes
-from ptq4vit_onnx.runtime import cpu_features
-from ptq4vit_onnx.static_peer import PEERS, quantize_static_peer
+from ptq4vit_onnx.evaluation.evaluate import Evaluation, evaluate_files
+from ptq4vit_onnx.graph.model_file import ModelFile, read_model_file, require_reference_of
+from ptq4vit_onnx.graph.model_proto import file_bytes
+from ptq4vit_onnx.images.loading import ImageSet, load_images
+from ptq4vit_onnx.images.stream import ImageSource, Where
+from ptq4vit_onnx.proof.kernels import KernelAudit, audit
+from ptq4vit_onnx.runtime.bench import Timing, bench
+from ptq4vit_onnx.runtime.cpu import cpu_features
+from ptq4vit_onnx.studies.peers import PEERS, quantize_static_peer
 
 CALIBRATION_IMAGES = 32
 COLUMNS = ("model", "tool", "top-1 %", "drop", "agreement %", "KL", "products in integers", "MB",
@@ -124,8 +124,8 @@ def float_and_ours(name: str, given: list[Path], folder: Path) -> tuple[ModelFil
 
 
 def export(name: str, folder: Path) -> tuple[ModelFile, Path]:
-    from ptq4vit_onnx.pipeline import ExportRequest
     from ptq4vit_onnx.pipeline import export as run
+    from ptq4vit_onnx.request import ExportRequest
 
     data, out = real_data.require_folder(), folder / name
     say(f"exporting {name}")
@@ -137,9 +137,9 @@ def export(name: str, folder: Path) -> tuple[ModelFile, Path]:
 def export_float_file(name: str, folder: Path) -> ModelFile:
     import torch
 
-    from ptq4vit_onnx.float_export import export_float
-    from ptq4vit_onnx.pipeline import save_model
-    from ptq4vit_onnx.products import discover
+    from ptq4vit_onnx.float_export.exporter import export_float
+    from ptq4vit_onnx.graph.model_proto import save_model
+    from ptq4vit_onnx.network.products import discover
 
     model = real_data.load_model(name)
     sites = discover(model.module, torch.zeros(1, *model.preprocessing.size))
@@ -196,7 +196,7 @@ def say(text: str) -> None:
 
 
 def bar(items: Iterable[Any], title: str) -> Iterable[Any]:
-    from ptq4vit_onnx.cli import progress_bar
+    from ptq4vit_onnx.cli.main import progress_bar
 
     return progress_bar(items, title)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ptq4vit_onnx.images import ImageSet, load_images
-from ptq4vit_onnx.loading import LoadedModel, load, resolve
+from ptq4vit_onnx.images.loading import ImageSet, load_images
+from ptq4vit_onnx.network.load import LoadedModel, load, resolve
 
 WEIGHTS = {
     "vit_t": "vit_tiny_patch16_224.augreg_in1k.safetensors",

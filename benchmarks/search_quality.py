@@ -24,18 +24,19 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import real_data
-from ptq4vit_onnx import process
-from ptq4vit_onnx.calibrate import calibrate, lhs_grids, likeliest, rhs_search_space, search_site
-from ptq4vit_onnx.channel_choice import channel_choices, with_channels
-from ptq4vit_onnx.grids import Grid
-from ptq4vit_onnx.images import synthetic_images
-from ptq4vit_onnx.loading import load, resolve
-from ptq4vit_onnx.objective import objective_of
-from ptq4vit_onnx.options import Options
-from ptq4vit_onnx.quantizers import Quantizer
-from ptq4vit_onnx.samples import Side
-from ptq4vit_onnx.search import Float, ProductSearch
-from ptq4vit_onnx.tape import Recording, record
+from ptq4vit_onnx.calibration.calibrate import calibrate, lhs_grids, likeliest, rhs_search_space, search_site
+from ptq4vit_onnx.calibration.channel_scales import channel_choices, with_channels
+from ptq4vit_onnx.calibration.grids import Grid
+from ptq4vit_onnx.calibration.objective import objective_of
+from ptq4vit_onnx.calibration.sampling import Side
+from ptq4vit_onnx.calibration.search import Float, ProductSearch
+from ptq4vit_onnx.images.embedded import synthetic_images
+from ptq4vit_onnx.network.load import load, resolve
+from ptq4vit_onnx.network.recording import Recording
+from ptq4vit_onnx.network.tape import record
+from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.quantizers import Quantizer
+from ptq4vit_onnx.runtime import process
 
 MAKE: dict[str, Callable[..., Options]] = {
     "defaults": Options, "published form": Options.paper, "Base PTQ": Options.base,

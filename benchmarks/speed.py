@@ -32,26 +32,30 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import avx2_runtime, real_data
-from ptq4vit_onnx import metrics, process
-from ptq4vit_onnx.bench import Timing, bench, profile
-from ptq4vit_onnx.calibrate import plan_site
-from ptq4vit_onnx.float_export import export_float
-from ptq4vit_onnx.images import ImageSet, synthetic_images
-from ptq4vit_onnx.kernels import audit
-from ptq4vit_onnx.loading import LoadedModel, load, resolve
-from ptq4vit_onnx.options import Options
+from ptq4vit_onnx.calibration.calibrate import plan_site
+from ptq4vit_onnx.evaluation import metrics
+from ptq4vit_onnx.files.provenance import versions
+from ptq4vit_onnx.float_export.exporter import export_float
+from ptq4vit_onnx.graph.model_proto import load as load_file
+from ptq4vit_onnx.graph.model_proto import save_model
+from ptq4vit_onnx.images.embedded import synthetic_images
+from ptq4vit_onnx.images.loading import ImageSet
+from ptq4vit_onnx.network.load import LoadedModel, load, resolve
+from ptq4vit_onnx.network.products import discover
+from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.passes.drop_unread_rows import DropUnreadRows
 from ptq4vit_onnx.passes.work import Work
-from ptq4vit_onnx.pipeline import save_model, versions
-from ptq4vit_onnx.plan import ScalePlan, SitePlan
-from ptq4vit_onnx.products import discover
-from ptq4vit_onnx.prove import quantize_model
-from ptq4vit_onnx.runtime import cpu_features, optimised_model, run
-from ptq4vit_onnx.runtime import load as load_file
-from ptq4vit_onnx.site_outputs import FloatSites
-from ptq4vit_onnx.site_parity import check_sites, require_exact
-from ptq4vit_onnx.static_peer import quantize_static_peer
-from ptq4vit_onnx.tape import record
+from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
+from ptq4vit_onnx.proof.float_sites import FloatSites
+from ptq4vit_onnx.proof.kernels import audit
+from ptq4vit_onnx.proof.prove import quantize_model
+from ptq4vit_onnx.proof.sites import check_sites, require_exact
+from ptq4vit_onnx.runtime import process
+from ptq4vit_onnx.runtime.bench import Timing, bench, profile
+from ptq4vit_onnx.runtime.cpu import cpu_features
+from ptq4vit_onnx.runtime.session import optimised_model, run
+from ptq4vit_onnx.studies.peers import quantize_static_peer
 
 IMAGES = 2
 FOLD = 3

@@ -26,14 +26,6 @@ class ModelSpec:
     embedded: bool = False
 
     @property
-    def architecture(self) -> str:
-        return self.timm.partition(".")[0]
-
-    @property
-    def tag(self) -> str:
-        return self.timm.partition(".")[2]
-
-    @property
     def checkpoint(self) -> Path | None:
         return DIGITS_FOLDER / f"{self.name}.safetensors" if self.embedded else None
 
@@ -66,6 +58,12 @@ PAPER_MODELS = tuple(spec.name for spec in SPECS if spec.top1 is not None)
 def find(name: str) -> ModelSpec | None:
     """The spec of a short name; None where the name has to be looked up in timm."""
     return next((spec for spec in SPECS if spec.name == name), None)
+
+
+def is_embedded(name: str) -> bool:
+    """Whether weights and images of the model of this name ship with the package."""
+    spec = find(name)
+    return spec is not None and spec.embedded
 
 
 def closest(name: str, known: list[str], count: int = 3) -> list[str]:

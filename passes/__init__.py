@@ -34,7 +34,7 @@ from ptq4vit_onnx.passes.split_softmax import SplitSoftmax
 from ptq4vit_onnx.passes.tidy import Tidy
 from ptq4vit_onnx.passes.unify_products import UnifyProducts
 from ptq4vit_onnx.passes.work import Work
-from ptq4vit_onnx.plan import ScalePlan
+from ptq4vit_onnx.plan.scale_plan import ScalePlan
 
 __all__ = ["PASSES", "PassError", "PassReport", "quantize"]
 

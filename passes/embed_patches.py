@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.work import Product, Work, integers
-from ptq4vit_onnx.weight_codes import pair_far_inputs
+from ptq4vit_onnx.plan.weight_codes import pair_far_inputs
 
 
 class EmbedPatches(Pass):

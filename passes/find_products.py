@@ -7,8 +7,8 @@ from typing import Any
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.work import Product, Work
-from ptq4vit_onnx.plan import SitePlan
-from ptq4vit_onnx.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.plan.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.plan.scale_plan import SitePlan
 
 _QUANTIZED = (
     "QuantizeLinear",

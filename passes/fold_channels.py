@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ptq4vit_onnx.channels import Channels
 from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.unify_products import bias_add
 from ptq4vit_onnx.passes.work import Product, Work
+from ptq4vit_onnx.plan.channel_fold import Channels
 
 # What moves values about and leaves each in its channel.
 _MOVING = ("Reshape", "Transpose", "Slice", "Concat", "Gather", "Squeeze", "Unsqueeze", "Flatten", "Identity")

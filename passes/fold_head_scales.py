@@ -14,7 +14,7 @@ from ptq4vit_onnx.passes.byte_codes import ByteCodes, add_clip, add_dequantize, 
 from ptq4vit_onnx.passes.quantize_activations import choose_sign
 from ptq4vit_onnx.passes.trace_columns import Trace, trace_columns
 from ptq4vit_onnx.passes.work import Product, Work
-from ptq4vit_onnx.quantizers import Uniform
+from ptq4vit_onnx.plan.quantizers import Uniform
 
 Array = np.ndarray[Any, Any]
 

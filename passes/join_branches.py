@@ -9,7 +9,7 @@ import numpy as np
 from ptq4vit_onnx.passes.byte_codes import add_dequantize
 from ptq4vit_onnx.passes.twin_codes import coarse_bytes, fine_bytes, merged_bytes, merges
 from ptq4vit_onnx.passes.work import Product, Work, scalar
-from ptq4vit_onnx.quantizers import TwinGelu, TwinSoftmax
+from ptq4vit_onnx.plan.quantizers import TwinGelu, TwinSoftmax
 
 
 def give_branches(work: Work, product: Product, fine: Any, coarse: Any) -> None:

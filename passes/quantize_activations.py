@@ -17,7 +17,7 @@ from ptq4vit_onnx.passes.byte_codes import (
 )
 from ptq4vit_onnx.passes.twin_codes import largest_byte
 from ptq4vit_onnx.passes.work import Product, Work
-from ptq4vit_onnx.quantizers import Affine, Uniform
+from ptq4vit_onnx.plan.quantizers import Affine, Uniform
 
 SOFTMAX_REACH = 1.00001  # probabilities end at 1; a little more, because softmax rounds its quotients
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.work import Product, Work
-from ptq4vit_onnx.weight_codes import ship_weight
+from ptq4vit_onnx.plan.weight_codes import ship_weight
 
 
 class QuantizeWeights(Pass):

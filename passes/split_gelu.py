@@ -7,7 +7,7 @@ from ptq4vit_onnx.passes.byte_codes import add_clip, add_quantize
 from ptq4vit_onnx.passes.join_branches import give_branches
 from ptq4vit_onnx.passes.twin_codes import fine_bytes, gelu_bytes
 from ptq4vit_onnx.passes.work import Product, Work
-from ptq4vit_onnx.quantizers import TwinGelu
+from ptq4vit_onnx.plan.quantizers import TwinGelu
 
 
 class SplitGelu(Pass):

@@ -12,7 +12,7 @@ from ptq4vit_onnx.passes.byte_codes import add_quantize
 from ptq4vit_onnx.passes.join_branches import give_branches
 from ptq4vit_onnx.passes.twin_codes import coarse_bytes, fine_bytes
 from ptq4vit_onnx.passes.work import Product, Work, scalar
-from ptq4vit_onnx.quantizers import TwinSoftmax
+from ptq4vit_onnx.plan.quantizers import TwinSoftmax
 
 
 class SplitSoftmax(Pass):

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ptq4vit_onnx.passes.byte_codes import ByteCodes, bytes_of
-from ptq4vit_onnx.quantizers import GELU_MINIMUM, Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform
-from ptq4vit_onnx.weight_codes import saturating_pairs
+from ptq4vit_onnx.plan.quantizers import GELU_MINIMUM, Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.plan.weight_codes import saturating_pairs
 
 Array = np.ndarray[Any, Any]
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ptq4vit_onnx.plan import ScalePlan, SitePlan
-from ptq4vit_onnx.quantizers import Quantizer, Uniform
+from ptq4vit_onnx.plan.quantizers import Quantizer, Uniform
+from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 
 Array = np.ndarray[Any, Any]
 
@@ -64,10 +63,6 @@ class Work:
     def product(self, site: str) -> Product:
         """The main product of `site`."""
         return next(item for item in self.products if item.site == site)
-
-    def planned(self, *kinds: str) -> Iterator[tuple[str, SitePlan]]:
-        """(name, plan) of the sites of these kinds."""
-        return ((name, plan) for name, plan in self.plan.sites.items() if plan.kind in kinds)
 
     def constant(self, name: str, value: Any) -> Any:
         """A constant by name, made once: asking again with the same value gives the same constant."""

@@ -7,9 +7,9 @@ import sys
 
 def main() -> int:
     try:
-        from ptq4vit_onnx import cli
+        from ptq4vit_onnx.cli.main import main as run
 
-        return cli.main()
+        return run()
     except KeyboardInterrupt:  # before or after the command; within it, it has been answered
         print("ptq4vit-onnx: interrupted", file=sys.stderr)
         return 130

@@ -6,33 +6,28 @@ A mistake of the caller raises UserError, an exported model that does not comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ptq4vit_onnx.bounds import require_running
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.evaluation import Evaluation, Evaluations, evaluate_files
-from ptq4vit_onnx.image_stream import ImageSource, Where
-from ptq4vit_onnx.images import Progress
-from ptq4vit_onnx.model_file import read_model_file, require_reference_of
+from ptq4vit_onnx.evaluation.evaluate import Evaluation, Evaluations, evaluate_files
+from ptq4vit_onnx.graph.model_file import read_model_file, require_reference_of
+from ptq4vit_onnx.images.stream import ImageSource, Where
+from ptq4vit_onnx.limits import require_running
 from ptq4vit_onnx.models.specs import DEFAULT
-from ptq4vit_onnx.options import Options
-from ptq4vit_onnx.parity_checks import Check, Limits, ParityResult, check_files
-from ptq4vit_onnx.plan import ScalePlan
+from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.scale_plan import ScalePlan
+from ptq4vit_onnx.progress import Progress, silent
+from ptq4vit_onnx.proof.gate import Check, Limits, ParityResult, check_files
 
 if TYPE_CHECKING:
-    from ptq4vit_onnx.report import Report
+    from ptq4vit_onnx.report.data import Report
 
 __all__ = ["Check", "Evaluation", "Evaluations", "ParityResult", "check_parity", "evaluate", "export"]
 
 AnyPath: TypeAlias = str | Path
 Method: TypeAlias = Literal["ptq4vit", "paper", "base"]
-
-
-def silent(items: Iterable[Any], _title: str) -> Iterable[Any]:
-    """The progress of functions that nobody watches."""
-    return items
 
 
 def export(
@@ -60,8 +55,8 @@ def export(
 
     >>> export("vit_digits", bits=6, output="digits").data["against_float"]["agreement"]
     """
-    from ptq4vit_onnx.pipeline import ExportRequest
     from ptq4vit_onnx.pipeline import export as run
+    from ptq4vit_onnx.request import ExportRequest
 
     makers: dict[str, Callable[..., Options]] = {"ptq4vit": Options, "paper": Options.paper, "base": Options.base}
     if method not in makers:

@@ -2,78 +2,40 @@
 
 from __future__ import annotations
 
-import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from importlib import metadata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ptq4vit_onnx import __version__
-from ptq4vit_onnx.bounds import MAX_BATCH, require_whole
-from ptq4vit_onnx.errors import ParityError, UserError
-from ptq4vit_onnx.html_report import render
-from ptq4vit_onnx.images import ImageSet, embedded_digits, load_images, require_source, synthetic_images
-from ptq4vit_onnx.known_plan import load_plan, options_of, require_channels_fold, require_plan_fits
-from ptq4vit_onnx.loading import LoadedModel, load, resolve
+from ptq4vit_onnx.calibration.journal import Journal
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.files.outputs import require_free, require_outside, whole_folder
+from ptq4vit_onnx.files.provenance import versions
+from ptq4vit_onnx.graph.model_proto import save_model
+from ptq4vit_onnx.images.embedded import embedded_digits, synthetic_images
+from ptq4vit_onnx.images.loading import ImageSet, load_images, require_source
 from ptq4vit_onnx.models.specs import ModelSpec
-from ptq4vit_onnx.options import Options
-from ptq4vit_onnx.outputs import require_free, require_outside, whole_folder
-from ptq4vit_onnx.plan import ScalePlan, SitePlan
-from ptq4vit_onnx.report import Report
-from ptq4vit_onnx.resume import Journal
-from ptq4vit_onnx.site_evidence import SiteEvidence
+from ptq4vit_onnx.network.load import LoadedModel, load, resolve
+from ptq4vit_onnx.network.plan_fit import load_plan, options_of, require_channels_fold, require_plan_fits
+from ptq4vit_onnx.plan.evidence import SiteEvidence
+from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
+from ptq4vit_onnx.progress import Progress, Sized, silent
+from ptq4vit_onnx.proof.float_parity import float_parity
+from ptq4vit_onnx.report.data import Report
+from ptq4vit_onnx.report.page import render
+from ptq4vit_onnx.request import ExportRequest
 
 Array = np.ndarray[Any, Any]
-Progress = Callable[[Iterable[Any], str], Iterable[Any]]
-FLOAT_TOLERANCE = 1e-4  # of the logits' largest magnitude: float32 rounding through a deep network stays far below
 SITE_IMAGES = 2  # images on which every product is held against the integer oracle
 LATENCY_RUNS = 10  # of each model, in turns; `bench` measures longer and more
 
 
-@dataclass(frozen=True)
-class ExportRequest:
-    """What the user asked for. output None: ./MODEL_wKaK. batch None: dynamic. plan: skip calibration."""
-
-    model: str = "vit_digits"
-    options: Options = field(default_factory=Options)
-    output: Path | None = None
-    checkpoint: Path | None = None
-    random_weights: bool = False
-    data: Path | None = None
-    plan: Path | None = None
-    batch: int | None = None
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        if self.batch is not None:
-            require_whole("batch", self.batch, 1, MAX_BATCH)
-
-    @property
-    def folder(self) -> Path:
-        safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in self.model)
-        mark = "_random" if self.random_weights else ""
-        return self.output or Path(f"{safe}{mark}_{self.options.label}")
-
-
-@dataclass(frozen=True)
-class FloatParity:
-    """ONNX Runtime against torch, both float: largest difference of logits over their largest magnitude."""
-
-    images: int
-    error: float
-    tolerance: float = FLOAT_TOLERANCE
-
-    @property
-    def passed(self) -> bool:
-        return self.error <= self.tolerance
-
-
-def export(request: ExportRequest, progress: Progress = lambda items, _title: items) -> Report:
+def export(request: ExportRequest, progress: Progress = silent) -> Report:
     """Export, calibrate, quantise, prove, write; on UserError or ParityError nothing is written."""
     spec = resolve(request.model)
     known_plan = None if request.plan is None else load_plan(request.plan, spec)
@@ -97,15 +59,13 @@ def _run(
     request: ExportRequest, spec: ModelSpec, model: LoadedModel, images: ImageSet, known_plan: ScalePlan |
     None, staging: Path, clock: _Clock, progress: Progress,
 ) -> Report:  # fmt: skip
-    import torch
+    from ptq4vit_onnx.float_export.exporter import export_float
+    from ptq4vit_onnx.network.products import discover
 
-    from ptq4vit_onnx.float_export import export_float
-    from ptq4vit_onnx.products import discover
-
-    sites = discover(model.module, torch.from_numpy(images.images[:1]))
+    sites = discover(model.module, images.images[:1])
     if known_plan is not None:
         require_plan_fits(known_plan, model, sites)
-        require_channels_fold(known_plan, model, sites, torch.from_numpy(images.images[:1]))
+        require_channels_fold(known_plan, model, sites, images.images[:1])
     with clock("float export"):
         float_model = export_float(model, sites, request.batch)
         float_path = save_model(float_model, staging / "float.onnx")
@@ -115,8 +75,8 @@ def _run(
         names = [site.name for site in sites]
         plan, evidence = (known_plan, {}) if known_plan else make_plan(request, model, images, names, progress)
         plan.save(staging / "plan.json")
-    from ptq4vit_onnx.bench import bench
-    from ptq4vit_onnx.prove import prove, quantize_model
+    from ptq4vit_onnx.proof.prove import prove, quantize_model
+    from ptq4vit_onnx.runtime.bench import bench
 
     with clock("passes"):
         path, passes = quantize_model(float_model, plan, staging / "model.onnx")
@@ -154,23 +114,6 @@ def evaluation_images(spec: ModelSpec, model: LoadedModel, calibration: ImageSet
     return embedded_digits(model.preprocessing, "test") if spec.embedded else calibration
 
 
-def float_parity(model: LoadedModel, path: Path, images: Array, count: int = 8) -> FloatParity:
-    """ONNX Runtime against torch on the first images; raises ParityError beyond the tolerance."""
-    from ptq4vit_onnx.runtime import run
-    from ptq4vit_onnx.simulate import simulate
-
-    chosen = images[:count]
-    expected = simulate(model.module, None, chosen, batch=4)
-    got = run(path, chosen, batch=4, threads=0)
-    parity = FloatParity(len(chosen), float(np.abs(got - expected).max() / max(np.abs(expected).max(), 1e-12)))
-    if not parity.passed:
-        raise ParityError(
-            f"the float ONNX model differs from torch by {parity.error:.2g} of the logits' scale on "
-            f"{parity.images} images (limit {parity.tolerance:g})"
-        )
-    return parity
-
-
 def make_plan(
     request: ExportRequest, model: LoadedModel, images: ImageSet, order: list[str], progress: Progress
 ) -> tuple[ScalePlan, dict[str, SiteEvidence]]:
@@ -178,11 +121,10 @@ def make_plan(
 
     Sites of an interrupted run with the same inputs are taken over.
     """
-    import torch
-
-    from ptq4vit_onnx.calibrate import calibrate
-    from ptq4vit_onnx.evidence import collect
-    from ptq4vit_onnx.tape import Recording, record
+    from ptq4vit_onnx.calibration.calibrate import calibrate
+    from ptq4vit_onnx.calibration.evidence import collect
+    from ptq4vit_onnx.network.recording import Recording
+    from ptq4vit_onnx.network.tape import record
 
     options = request.options
     journal = Journal(
@@ -196,7 +138,7 @@ def make_plan(
     )
     known = journal.read()
     journal.start(known)
-    tape = record(model.module, torch.from_numpy(images.images), options.seed, options.labels)
+    tape = record(model.module, images.images, options.seed, options.labels)
     evidence: dict[str, SiteEvidence] = {}
 
     def keep(recording: Recording, plan: SitePlan) -> None:
@@ -205,7 +147,7 @@ def make_plan(
             journal.add(name, plan)
         evidence[name] = collect(recording, plan, options)
 
-    found = calibrate(progress(_Sized(tape, len(order)), "calibrating"), options, known, keep)
+    found = calibrate(progress(Sized(tape, len(order)), "calibrating"), options, known, keep)
     settings = {**options.to_data(), "weights_from": model.origin, "images_from": _images_from(images)}
     sites = {name: found[name] for name in order}
     return ScalePlan(model.name, model.fingerprint, images.fingerprint, settings, versions(), sites), evidence
@@ -217,38 +159,6 @@ def _journal_path(request: ExportRequest) -> Path:
 
 def _images_from(images: ImageSet) -> str:
     return "synthetic" if images.synthetic else f"{len(images)} images"
-
-
-class _Sized:
-    """An iterator with a length, so that a progress bar knows the time left."""
-
-    def __init__(self, items: Iterator[Any], length: int) -> None:
-        self.items, self.length = items, length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.items
-
-
-def versions() -> dict[str, str]:
-    names = ("torch", "timm", "onnx", "onnxruntime", "onnx-graphsurgeon", "numpy")
-    return {
-        "ptq4vit-onnx": __version__, "python": platform.python_version(),
-        **{name: metadata.version(name) for name in names},
-    }  # fmt: skip
-
-
-def save_model(model: Any, path: Path) -> Path:
-    """One file below 2 GB; above it the weights lie next to it in NAME.data."""
-    import onnx
-
-    large = model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF
-    onnx.save(model, path, save_as_external_data=large, all_tensors_to_one_file=True,
-              location=f"{path.name}.data" if large else None)  # fmt: skip
-    onnx.checker.check_model(str(path), full_check=True)
-    return path
 
 
 class _Clock:

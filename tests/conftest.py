@@ -14,13 +14,14 @@ import numpy as np
 import onnx
 import pytest
 
-from ptq4vit_onnx import cli
-from ptq4vit_onnx.plan import ScalePlan
+from ptq4vit_onnx.cli import main as cli
+from ptq4vit_onnx.plan.scale_plan import ScalePlan
 
 # Before any test module imports torch: its threads spin while they wait, which next to other work is ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 ROOT = Path(__file__).resolve().parent.parent
+pytest_plugins = ["tests.small_graphs"]
 
 # The embedded models and their float exports, made once per session: an export takes seconds.
 
@@ -39,7 +40,7 @@ def load_model() -> Callable[[str], Any]:
     """name -> the embedded model with its own weights."""
     from functools import cache
 
-    from ptq4vit_onnx.loading import load, resolve
+    from ptq4vit_onnx.network.load import load, resolve
 
     return cache(lambda name: load(resolve(name)))
 
@@ -51,8 +52,8 @@ def float_export(load_model: Callable[[str], Any]) -> Callable[..., FloatExport]
 
     import torch
 
-    from ptq4vit_onnx.float_export import export_float
-    from ptq4vit_onnx.products import discover
+    from ptq4vit_onnx.float_export.exporter import export_float
+    from ptq4vit_onnx.network.products import discover
 
     @cache
     def make(name: str, batch: int | None) -> FloatExport:
@@ -66,7 +67,7 @@ def float_export(load_model: Callable[[str], Any]) -> Callable[..., FloatExport]
 @pytest.fixture(scope="session")
 def digits(load_model: Callable[[str], Any]) -> Any:
     """The first eight embedded test images, preprocessed."""
-    from ptq4vit_onnx.images import embedded_digits
+    from ptq4vit_onnx.images.embedded import embedded_digits
 
     return embedded_digits(load_model("vit_digits").preprocessing, "test").images[:8]
 
@@ -79,11 +80,11 @@ def exported(float_export: Callable[..., FloatExport], tmp_path_factory: pytest.
     """A folder with float.onnx, model.onnx and plan.json of vit_digits, hastily calibrated."""
     import torch
 
-    from ptq4vit_onnx.calibrate import calibrate
-    from ptq4vit_onnx.images import embedded_digits
-    from ptq4vit_onnx.options import Options
+    from ptq4vit_onnx.calibration.calibrate import calibrate
+    from ptq4vit_onnx.images.embedded import embedded_digits
+    from ptq4vit_onnx.network.tape import record
     from ptq4vit_onnx.passes import quantize
-    from ptq4vit_onnx.tape import record
+    from ptq4vit_onnx.plan.options import Options
 
     made = float_export("vit_digits")
     images = torch.from_numpy(embedded_digits(made.model.preprocessing, "calibration", 32).images)
@@ -164,7 +165,7 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
 def answer_of(run_python: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., Answer]:
     """(command, *arguments) -> its answer in a fresh interpreter."""
     script = (
-        "import sys\nfrom ptq4vit_onnx import cli\n"
+        "import sys\nfrom ptq4vit_onnx.cli import main as cli\n"
         "try: code = cli.main(sys.argv[1:])\n"
         "except SystemExit as stop: code = stop.code\n"
         "print('\\nMODULES', code, *sys.modules)"

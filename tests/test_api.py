@@ -12,6 +12,7 @@ import pytest
 import ptq4vit_onnx
 from ptq4vit_onnx import api, pipeline
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.request import ExportRequest
 
 
 def test_importing_the_package_imports_nothing_heavy(run_python: Callable[..., Any]) -> None:
@@ -25,7 +26,7 @@ def test_importing_the_package_imports_nothing_heavy(run_python: Callable[..., A
 
 def test_export_is_the_function_whatever_was_imported_before(run_python: Callable[..., Any]) -> None:
     run_python(
-        "import ptq4vit_onnx.pipeline, ptq4vit_onnx.api, ptq4vit_onnx.cli\n"
+        "import ptq4vit_onnx.pipeline, ptq4vit_onnx.api, ptq4vit_onnx.cli.main\n"
         "from ptq4vit_onnx import export\n"
         "assert callable(export) and export is ptq4vit_onnx.api.export"
     )
@@ -47,9 +48,9 @@ def test_the_functions_are_typed_and_described(name: str) -> None:
 
 
 def test_export_passes_on_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[pipeline.ExportRequest] = []
+    asked: list[ExportRequest] = []
 
-    def spine(request: pipeline.ExportRequest, _progress: Any) -> Any:
+    def spine(request: ExportRequest, _progress: Any) -> Any:
         asked.append(request)
         return "report"
 

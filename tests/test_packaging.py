@@ -71,7 +71,7 @@ def test_the_wheel_runs_without_the_source_tree(wheel: zipfile.ZipFile, tmp_path
     wheel.extractall(tmp_path / "installed")
     script = (
         "import sys; sys.path.insert(0, sys.argv.pop(1))\n"
-        "import ptq4vit_onnx.passes.bind_sites, ptq4vit_onnx.cli as cli\n"
+        "import ptq4vit_onnx.float_export.bind_sites, ptq4vit_onnx.passes, ptq4vit_onnx.cli.main as cli\n"
         "from ptq4vit_onnx.models.specs import find\n"
         "assert find('vit_digits').checkpoint.is_file()\n"
         "print(cli.__file__); sys.exit(cli.main(['models']))"
@@ -79,7 +79,7 @@ def test_the_wheel_runs_without_the_source_tree(wheel: zipfile.ZipFile, tmp_path
     command = [sys.executable, "-P", "-c", script, str(tmp_path / "installed")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(tmp_path / "installed" / "ptq4vit_onnx" / "cli.py"))
+    assert done.stdout.startswith(str(tmp_path / "installed" / "ptq4vit_onnx" / "cli" / "main.py"))
     assert "swin_digits" in done.stdout
 
 
@@ -87,7 +87,7 @@ def test_the_source_distribution_holds_what_the_wheel_is_made_from(built: Path) 
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert tree("passes", "passes") | tree("models", "models") <= names
-    assert {"pyproject.toml", "LICENSE", "README.md", "ptq4vit_onnx/cli.py"} <= names
+    assert {"pyproject.toml", "LICENSE", "README.md", "ptq4vit_onnx/cli/main.py"} <= names
     assert len(list(built.glob("*.whl"))) == 1, "the wheel was built from it"
 
 

@@ -11,20 +11,24 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import torch
 
-from ptq4vit_onnx import float_export as float_export_module
-from ptq4vit_onnx import folding, pipeline, prove
-from ptq4vit_onnx.channels import Channels
+from ptq4vit_onnx import pipeline
 from ptq4vit_onnx.errors import ParityError, UserError
-from ptq4vit_onnx.images import ImageSet, embedded_digits
-from ptq4vit_onnx.known_plan import options_of, require_channels_fold, require_plan_fits
-from ptq4vit_onnx.loading import resolve
-from ptq4vit_onnx.options import Options
-from ptq4vit_onnx.outputs import EXPORT_FILES
-from ptq4vit_onnx.pipeline import ExportRequest, export
-from ptq4vit_onnx.plan import ScalePlan, SitePlan
-from ptq4vit_onnx.quantizers import Uniform
+from ptq4vit_onnx.files.outputs import EXPORT_FILES
+from ptq4vit_onnx.float_export import exporter as float_export_module
+from ptq4vit_onnx.images.embedded import embedded_digits
+from ptq4vit_onnx.images.loading import ImageSet
+from ptq4vit_onnx.network import channel_folding as folding
+from ptq4vit_onnx.network.load import resolve
+from ptq4vit_onnx.network.plan_fit import options_of, require_channels_fold, require_plan_fits
+from ptq4vit_onnx.pipeline import export
+from ptq4vit_onnx.plan.channel_fold import Channels
+from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.quantizers import Uniform
+from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
+from ptq4vit_onnx.proof import prove
+from ptq4vit_onnx.proof.float_parity import FloatParity
+from ptq4vit_onnx.request import ExportRequest
 
 QUICK = Options(images=4, candidates=8, rounds=1, weights="per-tensor", metric="mse", weight_bits=7)
 
@@ -169,7 +173,7 @@ def test_a_plan_whose_channels_cannot_be_folded_is_refused(
     plan = plan_for(exported)
     channels = Channels("blocks.0.norm1", (1.0,) * 64, (0.0,) * 64)
     planned = replace(plan, sites={**plan.sites, name: replace(plan.sites[name], channels=channels)})
-    image = torch.zeros(1, *exported.model.preprocessing.size)
+    image = np.zeros((1, *exported.model.preprocessing.size), np.float32)
     require_channels_fold(planned, exported.model, exported.sites, image)
     monkeypatch.setattr(folding, "foldable", lambda *_: set())
     require_channels_fold(plan, exported.model, exported.sites, image)
@@ -190,6 +194,6 @@ def test_options_in_a_plan_are_checked_as_typed_ones_are(options: dict[str, Any]
 
 
 def test_parity_is_relative_to_the_largest_logit() -> None:
-    assert pipeline.FloatParity(1, 1e-4).passed
-    assert not pipeline.FloatParity(1, float(np.nextafter(1e-4, 1))).passed
-    assert not pipeline.FloatParity(1, float("nan")).passed
+    assert FloatParity(1, 1e-4).passed
+    assert not FloatParity(1, float(np.nextafter(1e-4, 1))).passed
+    assert not FloatParity(1, float("nan")).passed

@@ -1,141 +1,92 @@
-"""Who may import what, and who may print: read from the source, so that no import has to succeed."""
+"""The rules of the rooms hold, and each can be broken: who may import what, how large a room is, who may print."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = "ptq4vit_onnx"
-TORCH, ONNX = {"torch", "timm", "torchvision"}, {"onnx", "onnx_graphsurgeon", "onnxruntime", "onnx_ir", "onnxscript"}
-RIGHT_OF_THE_PLAN = (
-    "plan",
-    "quantizers",
-    "sites",
-    "report",
-    "runtime",
-    "weight_codes",
-    "kernels",
-    "metrics",
-    "channels",
+from tools import rooms
+from tools.rooms import Module, broken_rules, modules
+
+
+def test_no_rule_of_the_rooms_is_broken() -> None:
+    assert broken_rules(modules()) == []
+
+
+def test_every_module_of_the_package_is_seen() -> None:
+    known = modules()
+    assert len(known) > 100 and {"", "plan.sites", "passes.tidy", "models.specs", "cli.main"} <= set(known)
+    assert ("network.tape", "runtime.process") in rooms.edges(known)["network", "runtime"]
+
+
+@pytest.fixture
+def with_module(tmp_path: Path) -> Callable[[str, str], list[str]]:
+    """(name, source) -> the rules that are broken once a module of this name and source is there."""
+
+    def broken(name: str, source: str) -> list[str]:
+        path = tmp_path / f"{name}.py"
+        path.write_text(f'"""A purpose."""\n{source}\n', encoding="utf-8")
+        known = modules()
+        return broken_rules({**known, name: Module(name, path)})
+
+    return broken
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "said"),
+    [
+        ("plan.new", "from ptq4vit_onnx.images.listing import SUFFIXES", "upwards: plan.new imports images.listing"),
+        ("plan.new", "def f():\n    import ptq4vit_onnx.cli.main", "upwards: plan.new imports cli.main"),
+        (
+            "plan.new",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ptq4vit_onnx.report.data import Report",
+            "upwards: plan.new imports report.data",
+        ),
+        ("passes.new", "def f():\n    import torch", "passes.new imports torch: torch"),
+        ("network.new", "import onnx", "network.new imports ONNX: onnx"),
+        ("models.new", "def f():\n    from timm import create_model", "models.new imports torch: timm"),
+        ("calibration.new", "from ptq4vit_onnx.network.products import Call", "calibration.new sees network.products"),
+        ("proof.new", "print('loud')", "proof.new prints; only cli does"),
+        ("graph.new", "SCOPES = 'pkg.torch.onnx'", "graph.new reads the exporter's metadata"),
+        ("graph.utils", "", "graph.utils: says nothing"),
+        ("attic.new", "", "attic has no place in LEVELS"),
+        ("graph.new", "x = 1\n" * 350, "graph.new has 352 lines, at most 350"),
+        ("graph.new", "import passes", "graph.new imports passes or models by a bare name"),
+    ],
 )
-LEFT_OF_THE_PLAN = (
-    "calibrate",
-    "search",
-    "tape",
-    "grids",
-    "objective",
-    "samples",
-    "surrogate",
-    "products",
-    "folding",
-    "channel_choice",
-)
-MAY_PRINT = {"benchmarks", "models/train_digits.py", "ptq4vit_onnx/__main__.py"}
+def test_a_module_is_guarded_because_of_where_it_lies(
+    with_module: Callable[[str, str], list[str]], name: str, source: str, said: str
+) -> None:
+    assert any(line.startswith(said) for line in with_module(name, source))
 
 
-def sources() -> dict[str, Path]:
-    """Every module of the package by its dotted name; passes and models live next to it."""
-    places = {PACKAGE: ROOT / PACKAGE, f"{PACKAGE}.passes": ROOT / "passes", f"{PACKAGE}.models": ROOT / "models"}
-    found = {}
-    for package, folder in places.items():
-        for file in folder.glob("*.py"):
-            found[package if file.stem == "__init__" else f"{package}.{file.stem}"] = file
-    return found
+def test_a_cycle_inside_a_room_is_found(with_module: Callable[[str, str], list[str]]) -> None:
+    # sites is read by scale_plan; a sites that reads scale_plan closes the circle
+    broken = with_module("plan.sites", "from ptq4vit_onnx.plan import scale_plan")
+    assert any(line.startswith("cycle: ") and "plan.sites" in line for line in broken)
 
 
-SOURCES = sources()
+def test_a_crowded_room_and_a_crowded_hall_are_found(tmp_path: Path) -> None:
+    for name in (*(f"plan/m{number}" for number in range(15)), *(f"m{number}" for number in range(8)), "__init__"):
+        path = tmp_path / "ptq4vit_onnx" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('"""A purpose."""\n', encoding="utf-8")
+    broken = broken_rules(modules(tmp_path))
+    assert "plan has 15 files, at most 14" in broken and "8 modules lie outside a room, at most 7" in broken
 
 
-def imported(tree: ast.AST, everywhere: bool) -> Iterator[str]:
-    """Dotted names a module imports: when it is loaded, or everywhere (inside functions too, types never)."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 and node.module, "imports are absolute"
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        elif everywhere or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            yield from imported(node, everywhere)
+def test_a_module_without_a_purpose_is_found(with_module: Callable[[str, str], list[str]], tmp_path: Path) -> None:
+    path = tmp_path / "silent.py"
+    path.write_text("x = 1\n", encoding="utf-8")
+    assert "plan.silent does not say its purpose" in broken_rules(
+        {**modules(), "plan.silent": Module("plan.silent", path)}
+    )
 
 
-def direct(module: str, everywhere: bool = False) -> set[str]:
-    return set(imported(ast.parse(SOURCES[module].read_text(encoding="utf-8")), everywhere))
-
-
-def loaded_with(module: str) -> set[str]:
-    """Top-level packages that importing the module loads, through our own modules as well."""
-    seen: set[str] = set()
-    todo, found = [module], set()
-    while todo:
-        current = todo.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        names = direct(current)
-        parts = current.split(".")
-        parents = {".".join(parts[:end]) for end in range(1, len(parts))}
-        found |= {name.partition(".")[0] for name in names}
-        todo += [name for name in names | parents if name in SOURCES]
-    return found - {PACKAGE}
-
-
-def test_this_test_sees_the_package() -> None:
-    assert len(SOURCES) > 40
-    assert "torch" in loaded_with(f"{PACKAGE}.tape")
-    assert "onnx" in loaded_with(f"{PACKAGE}.passes")
-    assert "torch" in direct(f"{PACKAGE}.float_export", everywhere=True)
-    assert "torch" not in loaded_with(f"{PACKAGE}.float_export")
-
-
-@pytest.mark.parametrize("name", RIGHT_OF_THE_PLAN)
-def test_right_of_the_plan_there_is_no_torch(name: str) -> None:
-    assert not loaded_with(f"{PACKAGE}.{name}") & TORCH
-
-
-@pytest.mark.parametrize("name", sorted(name for name in SOURCES if name.startswith(f"{PACKAGE}.passes")))
-def test_passes_never_import_torch_not_even_inside_a_function(name: str) -> None:
-    assert not {found.partition(".")[0] for found in direct(name, everywhere=True)} & TORCH
-    assert not loaded_with(name) & TORCH
-
-
-@pytest.mark.parametrize("name", LEFT_OF_THE_PLAN)
-def test_left_of_the_plan_there_is_no_onnx(name: str) -> None:
-    assert not {found.partition(".")[0] for found in direct(f"{PACKAGE}.{name}", everywhere=True)} & ONNX
-    assert not loaded_with(f"{PACKAGE}.{name}") & ONNX
-
-
-@pytest.mark.parametrize("name", ["models", "models.specs", "models.digits_arch", "cli", "options", "errors"])
-def test_what_the_command_line_loads_first_is_light(name: str) -> None:
-    assert not loaded_with(f"{PACKAGE}.{name}") & (TORCH | ONNX)
-
-
-def printing(path: Path) -> list[int]:
-    """Lines that call print, or write to a standard stream."""
-    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
-    streams = ("print", "pprint", "sys.stdout.write", "sys.stderr.write")
-    return [call.lineno for call in calls if ast.unparse(call.func) in streams]
-
-
-def test_only_the_command_line_prints() -> None:
-    loud = {str(path.relative_to(ROOT)) for path in SOURCES.values() if printing(path)}
-    commands = {f"{PACKAGE}/{path.name}" for path in (ROOT / PACKAGE).glob("cli*.py")}
-    assert "ptq4vit_onnx/cli.py" in loud
-    assert loud <= commands | MAY_PRINT
-
-
-def test_only_the_pass_that_binds_sites_reads_the_exporters_metadata() -> None:
-    readers = {path.name for path in SOURCES.values() if "pkg.torch" in path.read_text(encoding="utf-8")}
-    assert readers == {"bind_sites.py"}
-
-
-def test_nothing_imports_passes_or_models_by_their_bare_names() -> None:
-    bare = {"passes", "models"}
-    guilty = {name for name in SOURCES if {found.partition(".")[0] for found in direct(name, True)} & bare}
-    assert guilty == set()
+def test_the_command_line_and_the_plan_load_neither_torch_nor_onnx(run_python: Callable[..., object]) -> None:
+    heavy = "sorted({'torch', 'timm', 'onnx', 'onnxruntime'} & set(sys.modules))"
+    every = [name for name in modules() if name.partition(".")[0] in ("plan", "models", "images", "errors", "limits")]
+    imports = "; ".join(f"import ptq4vit_onnx.{name}" for name in [*every, "cli.main"])
+    run_python(f"import sys; {imports}; assert not {heavy}, {heavy}")

@@ -18,9 +18,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ptq4vit_onnx.passes import PASSES
 from ptq4vit_onnx.passes.work import Work
-from ptq4vit_onnx.plan import ScalePlan, SitePlan
-from ptq4vit_onnx.quantizers import Quantizer, Uniform, as_float32
-from ptq4vit_onnx.weight_codes import ship_weight
+from ptq4vit_onnx.plan.quantizers import Quantizer, Uniform, as_float32
+from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
+from ptq4vit_onnx.plan.weight_codes import ship_weight
 
 Array = np.ndarray[Any, Any]
 TOKENS, WIDTH, HEADS, DEPTH = 5, 12, 3, 4

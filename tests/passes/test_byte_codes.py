@@ -7,7 +7,7 @@ import pytest
 
 from ptq4vit_onnx.passes.byte_codes import ByteCodes, bytes_of, fits_signed, signed_bytes
 from ptq4vit_onnx.passes.twin_codes import coarse_bytes, fine_bytes, largest_byte, merged_bytes, merges
-from ptq4vit_onnx.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.plan.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform
 
 
 def test_symmetric_codes_are_shifted_up_and_never_negative_ones_are_not() -> None:

@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ptq4vit_onnx.passes import quantize
-from ptq4vit_onnx.plan import SitePlan
-from ptq4vit_onnx.quantizers import Uniform
+from ptq4vit_onnx.plan.quantizers import Uniform
+from ptq4vit_onnx.plan.scale_plan import SitePlan
 
 PLAN = SitePlan("linear", "other", Uniform(6, (0.0625,)), Uniform(8, (0.015625,)))
 

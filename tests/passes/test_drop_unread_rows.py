@@ -12,8 +12,8 @@ from onnx import helper, numpy_helper
 from ptq4vit_onnx import passes
 from ptq4vit_onnx.passes import quantize
 from ptq4vit_onnx.passes.drop_unread_rows import DropUnreadRows
-from ptq4vit_onnx.plan import SitePlan
-from ptq4vit_onnx.quantizers import TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.plan.quantizers import TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.plan.scale_plan import SitePlan
 
 TOKENS, WIDTH = 5, 12
 LINEAR = SitePlan("linear", "other", Uniform(8, (0.03125,)), Uniform(8, (0.0078125,)))

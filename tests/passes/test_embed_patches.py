@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ptq4vit_onnx.passes import PassError, quantize
-from ptq4vit_onnx.plan import SitePlan
-from ptq4vit_onnx.quantizers import Uniform
+from ptq4vit_onnx.plan.quantizers import Uniform
+from ptq4vit_onnx.plan.scale_plan import SitePlan
 
 IMAGE = (2, 2, 8, 12)
 PLAN = SitePlan("conv", "other", Uniform(8, (0.03125,)), Uniform(8, (0.03125,)))

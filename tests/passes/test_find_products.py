@@ -9,8 +9,8 @@ import pytest
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.passes import quantize
-from ptq4vit_onnx.plan import Outliers, SitePlan
-from ptq4vit_onnx.quantizers import TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.plan.quantizers import TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.plan.scale_plan import Outliers, SitePlan
 
 EIGHT = Uniform(8, (0.5,))
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptq4vit_onnx.channels import Channels
 from ptq4vit_onnx.passes import PassError, quantize
 from ptq4vit_onnx.passes.fold_channels import FoldChannels
-from ptq4vit_onnx.plan import SitePlan
-from ptq4vit_onnx.quantizers import Uniform
+from ptq4vit_onnx.plan.channel_fold import Channels
+from ptq4vit_onnx.plan.quantizers import Uniform
+from ptq4vit_onnx.plan.scale_plan import SitePlan
 
 WIDTH = 12
 CHANNELS = Channels("norm", tuple(2.0 ** (n % 5 - 2) for n in range(WIDTH)), tuple(n / 4 - 1 for n in range(WIDTH)))

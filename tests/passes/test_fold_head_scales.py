@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ptq4vit_onnx.passes import quantize
-from ptq4vit_onnx.plan import Outliers
-from ptq4vit_onnx.quantizers import Affine
+from ptq4vit_onnx.plan.quantizers import Affine
+from ptq4vit_onnx.plan.scale_plan import Outliers
 
 
 @pytest.fixture

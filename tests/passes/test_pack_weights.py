@@ -11,8 +11,8 @@ from onnx.reference import ReferenceEvaluator
 
 from ptq4vit_onnx.passes import quantize
 from ptq4vit_onnx.passes.pack_weights import pack_plane
-from ptq4vit_onnx.plan import SitePlan
-from ptq4vit_onnx.quantizers import Uniform
+from ptq4vit_onnx.plan.quantizers import Uniform
+from ptq4vit_onnx.plan.scale_plan import SitePlan
 
 LHS = Uniform(8, (0.03125,))
 

@@ -11,7 +11,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from ptq4vit_onnx.passes import quantize
-from ptq4vit_onnx.quantizers import Affine, TwinSoftmax
+from ptq4vit_onnx.plan.quantizers import Affine, TwinSoftmax
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ptq4vit_onnx.passes import PassError, quantize
-from ptq4vit_onnx.plan import SitePlan
-from ptq4vit_onnx.quantizers import Affine, Uniform, as_float32
+from ptq4vit_onnx.plan.quantizers import Affine, Uniform, as_float32
+from ptq4vit_onnx.plan.scale_plan import SitePlan
 
 RHS = Uniform(8, (0.015625,))
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ptq4vit_onnx.passes import PassError, quantize
-from ptq4vit_onnx.plan import SitePlan
-from ptq4vit_onnx.quantizers import Uniform
-from ptq4vit_onnx.weight_codes import saturating_pairs, ship_weight
+from ptq4vit_onnx.plan.quantizers import Uniform
+from ptq4vit_onnx.plan.scale_plan import SitePlan
+from ptq4vit_onnx.plan.weight_codes import saturating_pairs, ship_weight
 
 LHS = Uniform(8, (0.03125,))
 

@@ -9,7 +9,7 @@ import pytest
 
 from ptq4vit_onnx.passes import quantize
 from ptq4vit_onnx.passes.restore_head_scales import RestoreHeadScales
-from ptq4vit_onnx.quantizers import TwinSoftmax
+from ptq4vit_onnx.plan.quantizers import TwinSoftmax
 
 
 @pytest.fixture

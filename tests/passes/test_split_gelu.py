@@ -9,9 +9,9 @@ import pytest
 
 from ptq4vit_onnx.passes import quantize
 from ptq4vit_onnx.passes.twin_codes import fine_bytes, gelu_bytes
-from ptq4vit_onnx.plan import SitePlan
-from ptq4vit_onnx.quantizers import TwinGelu, Uniform, as_float32
-from ptq4vit_onnx.weight_codes import saturating_pairs
+from ptq4vit_onnx.plan.quantizers import TwinGelu, Uniform, as_float32
+from ptq4vit_onnx.plan.scale_plan import SitePlan
+from ptq4vit_onnx.plan.weight_codes import saturating_pairs
 
 
 @pytest.fixture

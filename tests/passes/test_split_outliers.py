@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ptq4vit_onnx.passes import PassError, quantize
-from ptq4vit_onnx.plan import Outliers, SitePlan
-from ptq4vit_onnx.quantizers import Uniform
+from ptq4vit_onnx.plan.quantizers import Uniform
+from ptq4vit_onnx.plan.scale_plan import Outliers, SitePlan
 
 OUTLIERS = Outliers((3, 7), Uniform(8, (1.0,)), Uniform(8, (0.0078125,)))
 PLAN = SitePlan("linear", "other", Uniform(8, (0.03125,)), Uniform(8, (0.015625,)), OUTLIERS)

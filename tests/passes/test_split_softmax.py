@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ptq4vit_onnx.passes import quantize
-from ptq4vit_onnx.plan import SitePlan
-from ptq4vit_onnx.quantizers import TwinSoftmax, Uniform
+from ptq4vit_onnx.plan.quantizers import TwinSoftmax, Uniform
+from ptq4vit_onnx.plan.scale_plan import SitePlan
 
 RHS = Uniform(8, (0.03125,))
 

@@ -1,0 +1,158 @@
+"""From recordings to a plan: which forms each site may take, and the search that decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import torch
+
+from ptq4vit_onnx.calibration.bias_correction import bias_correction
+from ptq4vit_onnx.calibration.channel_scales import channel_choices, thinned, with_channels
+from ptq4vit_onnx.calibration.grids import (
+    Grid,
+    affine_grid,
+    channel_grid,
+    covering,
+    twin_gelu_grid,
+    twin_softmax_grid,
+    uniform_grid,
+)
+from ptq4vit_onnx.calibration.objective import objective_of
+from ptq4vit_onnx.calibration.search import ProductSearch
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.network.recording import Recording
+from ptq4vit_onnx.plan.channel_fold import Channels
+from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.quantizers import Diffused, Uniform
+from ptq4vit_onnx.plan.scale_plan import Outliers, SitePlan
+
+HEADS_AXIS, COLUMNS_AXIS = -3, -1
+# A channel is an outlier if its largest value exceeds this many times the 99 % quantile of all channels' largest.
+OUTLIER_RATIO = 4.0
+MINIMUM_CHANNELS = 32  # below this a 99 % quantile says nothing
+# What choices of channels are judged by before the best are searched: rows, candidates, and how near the best is near.
+PREVIEW_ROWS, PREVIEW_CANDIDATES, PREVIEW_NEAR = 192, 12, 1.15
+
+
+def calibrate(
+    tape: Iterable[Recording],
+    options: Options,
+    known: dict[str, SitePlan] | None = None,
+    on_site: Callable[[Recording, SitePlan], None] = lambda recording, plan: None,
+) -> dict[str, SitePlan]:
+    """A plan for every recorded site; sites in `known` (of an interrupted run) are taken as they are."""
+    plans: dict[str, SitePlan] = {}
+    for recording in tape:
+        name = recording.site.name
+        plans[name] = known[name] if known and name in known else plan_site(recording, options)
+        on_site(recording, plans[name])
+        del recording
+    return plans
+
+
+def plan_site(recording: Recording, options: Options) -> SitePlan:
+    """Search both sides of one product; behind a LayerNorm also how its channels are best moved and scaled, in a patch
+    embedding also whether its weights' errors are better handed on."""
+    require_finite(recording)
+    choices = likeliest(recording, [None, *channel_choices(recording, options)], options)
+    plans = [replace(search_site(with_channels(recording, choice), options), channels=choice) for choice in choices]
+    if recording.site.kind == "conv" and options.rounding == "diffused":  # a kernel of 1 x 1 has no pixels side by side
+        plans.append(search_site(recording, replace(options, rounding="nearest")))
+    best = min(plans, key=lambda plan: plan.losses[options.metric])
+    if not (options.corrects_biases and recording.site.rhs_is_weight):
+        return best
+    return replace(best, bias_correction=bias_correction(with_channels(recording, best.channels), best, options.metric))
+
+
+def likeliest(recording: Recording, choices: list[Channels | None], options: Options) -> list[Channels | None]:
+    """The choices that are worth a whole search: the best on a few rows with a few candidates, and those near it."""
+    if len(choices) == 1 or options.search == "exhaustive":
+        return choices
+    if options.metric != "hessian":  # all outputs weigh alike: gradients of one, so that rows can be weighed
+        recording = replace(recording, grad=torch.ones_like(recording.grad))
+    thin = thinned(recording, PREVIEW_ROWS, options.seed)
+    few = replace(options, metric="hessian", candidates=min(PREVIEW_CANDIDATES, options.candidates))
+    losses = [search_site(with_channels(thin, choice), few).losses["hessian"] for choice in choices]
+    # the other way round, what is not a number would be left out, too
+    return [choice for choice, loss in zip(choices, losses, strict=True) if not loss > PREVIEW_NEAR * min(losses)]
+
+
+def search_site(recording: Recording, options: Options) -> SitePlan:
+    """The best quantizers of one product as it is."""
+    main, outliers, lost = split_outliers(recording, options)
+    site = main.site
+    search = ProductSearch(objective_of(main, options.metric), options, site.rhs_is_weight)
+    rhs_grid, start = rhs_search_space(main, options)
+    found = search.run(lhs_grids(main, options), rhs_grid, start)
+    return SitePlan(
+        site.kind, site.lhs_source, found.lhs, found.rhs, outliers,
+        losses={options.metric: found.loss / search.whole.size + lost if options.sums_squares else found.loss},
+        forms=found.forms,
+    )  # fmt: skip
+
+
+def require_finite(recording: Recording) -> None:
+    for what, values in (("input", recording.lhs), ("right side", recording.rhs), ("gradient", recording.grad)):
+        if not all(bool(end.isfinite()) for end in values.aminmax()):
+            raise UserError(
+                f"{recording.site.name}: its {what} is not finite on the calibration images, expected numbers; "
+                "check the images' values and the weights"
+            )
+
+
+def lhs_grids(recording: Recording, options: Options) -> list[Grid]:
+    """The forms the left side may take: symmetric, with a zero point if allowed, and twins where they belong."""
+    site, bits, x = recording.site, options.activation_bits, recording.lhs
+    has_twin = site.lhs_source != "other" and options.twin in (site.lhs_source, "both", "auto")
+    twin: list[Grid] = []
+    if has_twin:
+        twin = [twin_softmax_grid(bits) if site.lhs_source == "softmax" else twin_gelu_grid(x, bits, options)]
+        if options.twin != "auto":
+            return twin
+    symmetric = uniform_grid(x, bits, site.heads, HEADS_AXIS, options)
+    if options.activations == "symmetric" or (site.kind == "matmul" and site.lhs_source == "other"):
+        return [symmetric, *twin]
+    affine = affine_grid(x, bits, options)
+    # Values that hardly go below zero: a symmetric range would waste half its codes.
+    return [affine, *twin] if site.lhs_source != "other" else [affine.and_also(symmetric)]
+
+
+def rhs_search_space(recording: Recording, options: Options) -> tuple[Grid, Uniform]:
+    """The right side's candidates, and the scale that just covers it, where the search starts."""
+    site, rhs = recording.site, recording.rhs
+    if not site.rhs_is_weight:
+        groups, axis, bits = site.heads, HEADS_AXIS, options.activation_bits
+        grid = uniform_grid(rhs, bits, groups, axis, options)
+    elif options.weights == "per-tensor":
+        groups, axis, bits = site.weight_groups, COLUMNS_AXIS, options.weight_bits
+        grid = uniform_grid(rhs, bits, groups, axis, options)
+    else:
+        groups, axis, bits = rhs.shape[1], COLUMNS_AXIS, options.weight_bits
+        grid = channel_grid(rhs, bits, options)
+    form = Diffused if site.kind == "conv" and options.rounding == "diffused" else Uniform
+    return replace(grid, form=form), covering(rhs, bits, groups, axis)
+
+
+def split_outliers(recording: Recording, options: Options) -> tuple[Recording, Outliers | None, float]:
+    """The product without its outlier channels, the quantizers of those channels by themselves, and their loss."""
+    channels = outlier_channels(recording) if options.outliers == "auto" else []
+    if not channels:
+        return recording, None, 0.0
+    index = torch.tensor(channels)
+    alone = replace(recording, site=replace(recording.site, lhs_source="other"),
+                    lhs=recording.lhs[:, index].contiguous(), rhs=recording.rhs[index].contiguous())  # fmt: skip
+    # Of one input, all scales point in the same direction: a metric that ignores lengths cannot choose.
+    metric = options.metric if options.sums_squares else "mse"
+    plan = search_site(alone, replace(options, metric=metric, outliers="none"))
+    rest = replace(recording, lhs=recording.lhs.index_fill(1, index, 0.0), rhs=recording.rhs.index_fill(0, index, 0.0))
+    return rest, Outliers(tuple(channels), plan.lhs, plan.rhs), plan.losses[metric]  # type: ignore[arg-type]
+
+
+def outlier_channels(recording: Recording) -> list[int]:
+    """Input channels of a linear that dwarf all others (massive activations)."""
+    if recording.site.kind != "linear" or recording.lhs.shape[1] < MINIMUM_CHANNELS:
+        return []
+    largest = recording.lhs.abs().amax(0)
+    limit = OUTLIER_RATIO * torch.quantile(largest, 0.99, interpolation="lower")
+    return [int(channel) for channel in (largest > limit).nonzero().flatten()]

@@ -1,0 +1,84 @@
+"""What the commands have in common: kinds of arguments, tables as text, and what a command hands back."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ptq4vit_onnx.limits import MAX_BATCH, MAX_COUNT, MAX_RUNS, MAX_THREADS
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command prints on standard output, and its exit code."""
+
+    text: str
+    code: int = 0
+
+
+def positive(text: str) -> int:
+    return _whole(text, 1)
+
+
+def not_negative(text: str) -> int:
+    return _whole(text, 0)
+
+
+def thread_count(text: str) -> int:
+    return _whole(text, 1, MAX_THREADS)
+
+
+def batch_size(text: str) -> int:
+    return _whole(text, 1, MAX_BATCH)
+
+
+def run_count(text: str) -> int:
+    return _whole(text, 1, MAX_RUNS)
+
+
+def several(kind: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
+    """1,2,4 -> (1, 2, 4), each once, each of this kind."""
+    return lambda text: tuple(dict.fromkeys(kind(part) for part in text.split(",")))
+
+
+def _whole(text: str, least: int, most: int = MAX_COUNT) -> int:
+    value = int(text) if text.strip().lstrip("+-").isdecimal() and len(text) < 100 else least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {text}")
+    if value > most:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at most {most}, got {text}")
+    return value
+
+
+def number(text: str) -> float:
+    """A number that is at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, got {text}")
+    return value
+
+
+def add_images(parser: argparse.ArgumentParser, may_skip: bool = False) -> None:
+    """Which images a command measures on. may_skip: whether it is up to the user what damaged ones mean."""
+    group = parser.add_argument_group("images")
+    group.add_argument(
+        "--data", type=Path, metavar="PATH",
+        help="ImageFolder tree, labels.csv or images in a folder, .npy or .npz (an embedded model's own)",
+    )  # fmt: skip
+    group.add_argument("--images", type=positive, metavar="N", help="use N images, picked alike (all)")
+    group.add_argument("--where", metavar="COLUMN=VALUE", help="only these rows of labels.csv")
+    if may_skip:
+        group.add_argument(
+            "--skip-unreadable", action="store_true", help="do without images that are damaged or missing (an error)"
+        )
+
+
+def add_running(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("running")
+    group.add_argument("--threads", type=thread_count, default=0, metavar="N", help="(all cores)")
+    group.add_argument("--batch", type=batch_size, default=8, metavar="N", help="images at once (8)")

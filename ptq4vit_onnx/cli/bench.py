@@ -1,0 +1,153 @@
+"""`ptq4vit-onnx bench`: arguments, and timings as text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ptq4vit_onnx.cli.arguments import Outcome, add_images, batch_size, run_count, several, thread_count
+from ptq4vit_onnx.cli.tables import shown, table
+from ptq4vit_onnx.errors import UserError
+
+if TYPE_CHECKING:
+    from ptq4vit_onnx.progress import Progress
+    from ptq4vit_onnx.runtime.bench import BenchResult, Profile
+    from ptq4vit_onnx.studies.peers import Contestant
+
+PEER_NAMES = (
+    "ort-static",
+    "ort-static-minmax",
+    "ort-static-percentile",
+)  # static_peer.PEERS, without its imports
+SITES_SHOWN = 15
+
+
+def add_bench(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "bench", help="speed of ONNX models, side by side",
+        description="Interleaved runs; medians, quartiles, and the speed relative to the first model.",
+    )  # fmt: skip
+    parser.add_argument("model", nargs="+", type=Path, metavar="MODEL", help="ONNX files; the first is 1x")
+    parser.add_argument("--threads", type=several(thread_count), default=(1,), metavar="N,N", help="(1)")
+    parser.add_argument("--batch", type=several(batch_size), default=(1,), metavar="N,N", help="images at once (1)")
+    parser.add_argument("--runs", type=run_count, default=20, metavar="N", help="per model and setting (20)")
+    parser.add_argument("--profile", action="store_true", help="where the time goes, by operator and by site")
+    parser.add_argument("--json", action="store_true", help="print JSON on standard output")
+    peers = parser.add_argument_group("peers")
+    peers.add_argument(
+        "--against", action="append", default=[], choices=PEER_NAMES,
+        help="also ONNX Runtime's quantize_static: its defaults, or its best settings; may be repeated",
+    )  # fmt: skip
+    peers.add_argument("--reference", type=Path, metavar="FLOAT", help="(float.onnx next to the first model)")
+    peers.add_argument("--calibration", type=Path, metavar="PATH", help="images to calibrate peers on (--data)")
+    add_images(parser)
+    return parser
+
+
+def run_bench(parsed: argparse.Namespace, progress: Progress) -> Outcome:
+    from ptq4vit_onnx.runtime.bench import bench, profile
+
+    if parsed.calibration is not None and not parsed.against:
+        raise UserError("--calibration is for peers; give --against ort-static, or leave it out")
+    with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as folder:
+        models: dict[str, Path] = {str(path): path for path in parsed.model}
+        calibrated_on = ""
+        contestants: list[Contestant] = []
+        if any((parsed.against, parsed.data, parsed.reference, parsed.where, parsed.images)):
+            calibrated_on, contestants = _contest(parsed, models, Path(folder), progress)
+        result = bench(models, parsed.threads, parsed.batch, parsed.runs, progress=progress)
+        first = (parsed.threads[0], parsed.batch[0])
+        profiles = {name: profile(path, *first) for name, path in models.items()} if parsed.profile else {}
+    if parsed.json:
+        return Outcome(json.dumps(_data(result, contestants, profiles, calibrated_on)))
+    return Outcome("\n\n".join(_parts(result, contestants, profiles, calibrated_on, first)))
+
+
+def _contest(
+    parsed: argparse.Namespace, models: dict[str, Path], folder: Path, progress: Progress
+) -> tuple[str, list[Contestant]]:
+    """Add the peers to `models` and judge all of them; also what the peers were calibrated on."""
+    from ptq4vit_onnx.images.stream import ImageSource, Where
+    from ptq4vit_onnx.studies import peers as contest
+
+    where = None if parsed.where is None else Where.parse(parsed.where)
+    judged_on = ImageSource(parsed.data, parsed.images, where, skip_unreadable=True)
+    reference = contest.float_file(parsed.model[0], parsed.reference)
+    contest.require_contest(parsed.model, reference)
+    calibrated_on = ""
+    if parsed.against:
+        source = ImageSource(parsed.calibration or parsed.data, where=None if parsed.calibration else where)
+        images = contest.calibration_images(reference, source)
+        calibrated_on = f"{len(images)} images of {images.source}"
+        names = list(dict.fromkeys(parsed.against))
+        models.update(contest.build_peers(names, reference, images, folder, progress))
+    has_images = parsed.data is not None or reference.embedded
+    return calibrated_on, contest.judge(models, reference, judged_on if has_images else None, progress)
+
+
+def _data(
+    result: BenchResult,
+    contestants: Sequence[Contestant],
+    profiles: Mapping[str, Profile],
+    calibrated_on: str,
+) -> dict[str, Any]:
+    return {
+        **result.to_data(),
+        "models": [contestant.to_data() for contestant in contestants],
+        "peers_calibrated_on": calibrated_on or None,
+        "profiles": {name: found.to_data() for name, found in profiles.items()},
+    }
+
+
+def _parts(
+    result: BenchResult, contestants: Sequence[Contestant], profiles: Mapping[str, Profile],
+    calibrated_on: str, setting: tuple[int, int],
+) -> list[str]:  # fmt: skip
+    parts = [f"measured on {result.cpu}", table(_timing_rows(result))]
+    if contestants:
+        parts.append(table(_contestant_rows(contestants)))
+    if calibrated_on:
+        parts.append(f"quantize_static was calibrated on {calibrated_on}")
+    return parts + [_profile_text(name, found, setting) for name, found in profiles.items()]
+
+
+def _timing_rows(result: BenchResult) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("model", "threads", "batch", "median ms", "quartiles", "speed")]
+    for timing in result.timings:
+        quartiles = f"{timing.low:.2f} .. {timing.high:.2f}"
+        setting = (str(timing.threads), str(timing.batch))
+        rows.append((timing.model, *setting, f"{timing.median:.2f}", quartiles, f"{timing.speed:.2f}x"))
+    return rows
+
+
+def _contestant_rows(contestants: Sequence[Contestant]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("model", "MB", "products in integers", "images", "top-1 %", "drop", "agreement %", "KL")
+    ]
+    for item in contestants:
+        judged = item.to_data()
+        rows.append((
+            item.name, f"{item.bytes / 1e6:.2f}", str(item.kernels).partition(" products")[0],
+            shown(judged["images"], "d"), shown(judged["top1"]), shown(judged["drop"]),
+            shown(judged["agreement"]), shown(judged["kl"], ".2g"),
+        ))  # fmt: skip
+    return rows
+
+
+def _profile_text(name: str, found: Profile, setting: tuple[int, int]) -> str:
+    threads, batch = setting
+    title = f"{name}: {found.total:.2f} ms in kernels (threads {threads}, batch {batch})"
+    sites = list(found.by_site.items())
+    rest = sites[SITES_SHOWN:]
+    if rest:
+        sites = [*sites[:SITES_SHOWN], (f"{len(rest)} more", sum(value for _, value in rest))]
+    parts = [title]
+    for what, sums in (("operator", list(found.by_op.items())), ("site", sites)):
+        rows = [(what, "ms", "%")]
+        rows += [(key, f"{value:.3f}", f"{100 * value / found.total:.1f}") for key, value in sums]
+        parts.append(table(rows))
+    return "\n\n".join(parts)

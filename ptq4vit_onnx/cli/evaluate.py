@@ -1,0 +1,131 @@
+"""`ptq4vit-onnx eval` and `ptq4vit-onnx parity`: arguments, and results as text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ptq4vit_onnx.cli.arguments import Outcome, add_images, add_running, number
+from ptq4vit_onnx.cli.result_files import ResultFile, named_results, require_apart
+from ptq4vit_onnx.cli.tables import shown, table
+from ptq4vit_onnx.errors import UserError
+
+if TYPE_CHECKING:
+    from ptq4vit_onnx.evaluation.evaluate import Evaluation, Evaluations
+    from ptq4vit_onnx.progress import Progress
+    from ptq4vit_onnx.proof.gate import ParityResult
+
+
+def add_eval(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "eval", help="accuracy of ONNX models, side by side",
+        description="Top-1 and top-5, and the drop, agreement and KL against a reference.",
+    )  # fmt: skip
+    parser.add_argument("model", nargs="+", type=Path, metavar="MODEL", help="ONNX files of an export")
+    parser.add_argument("--reference", type=Path, metavar="FLOAT", help="compare with this (the first model)")
+    parser.add_argument("--json", action="store_true", help="print JSON on standard output")
+    add_images(parser, may_skip=True)
+    add_running(parser)
+    return parser
+
+
+def run_eval(parsed: argparse.Namespace, progress: Progress) -> Outcome:
+    from ptq4vit_onnx.api import evaluate
+
+    found = evaluate(
+        parsed.model, parsed.data, reference=parsed.reference, images=parsed.images, where=parsed.where,
+        skip_unreadable=parsed.skip_unreadable, threads=parsed.threads, batch=parsed.batch, progress=progress,
+    )  # fmt: skip
+    return Outcome(json.dumps(found.to_data()) if parsed.json else table(evaluation_rows(found)))
+
+
+def evaluation_rows(found: Evaluations) -> list[tuple[str, ...]]:
+    """A table with the reference in it, first where it is not one of the models."""
+    known = [model.path for model in found.models]
+    every = found.models if found.reference.path in known else (found.reference, *found.models)
+    head = ("model", "images", "top-1 %", "top-5 %", "drop", "agreement %", "KL")
+    rows = [head, *(_evaluation_row(model, model.path == found.reference.path) for model in every)]
+    return rows if len(every) > 1 else [row[:4] for row in rows]  # alone, there is nothing to compare with
+
+
+def _evaluation_row(model: Evaluation, is_reference: bool) -> tuple[str, ...]:
+    drop = "" if model.drop is None else f"{model.drop:.2f} +- {model.drop_error:.2f}"
+    return (
+        model.path, str(model.images), shown(model.top1), shown(model.top5),
+        "reference" if is_reference else drop, shown(model.agreement), shown(model.kl, ".2g"),
+    )  # fmt: skip
+
+
+def add_parity(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "parity", help="check a quantised model against its float one; for CI",
+        description="One line per check; exit code 0 if all pass, 1 if one fails, 2 for a mistake, 3 for a "
+                    "defect of this program.",
+    )  # fmt: skip
+    parser.add_argument("model", type=Path, metavar="MODEL", help="the quantised ONNX file")
+    parser.add_argument("--reference", type=Path, required=True, metavar="FLOAT", help="float.onnx of the same export")
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="plan.json (the one next to MODEL)")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--min-agreement", type=number, default=0.99, metavar="SHARE", help="equal predictions, 0..1 (0.99)"
+    )
+    limits.add_argument("--max-drop", type=number, metavar="POINTS", help="loss of top-1 (no limit)")
+    limits.add_argument("--max-kl", type=number, metavar="NATS", help="mean KL divergence (no limit)")
+    results = parser.add_argument_group("results")
+    results.add_argument(
+        "--junit", type=Path, metavar="FILE", help="write the checks as JUnit XML; - prints it instead"
+    )
+    results.add_argument("--json", type=Path, metavar="FILE", help="write the checks as JSON; - prints it instead")
+    add_images(parser, may_skip=True)
+    add_running(parser)
+    return parser
+
+
+def run_parity(parsed: argparse.Namespace, progress: Progress) -> Outcome:
+    from ptq4vit_onnx.api import check_parity
+
+    results = _result_files(parsed)
+    result = check_parity(
+        parsed.model, parsed.reference, parsed.data, plan=parsed.plan, min_agreement=parsed.min_agreement,
+        max_drop=parsed.max_drop, max_kl=parsed.max_kl, images=parsed.images, where=parsed.where,
+        skip_unreadable=parsed.skip_unreadable, threads=parsed.threads, batch=parsed.batch, progress=progress,
+    )  # fmt: skip
+    printed = _write(results, result)
+    return Outcome(parity_text(result) if printed is None else printed, 0 if result.passed else 1)
+
+
+def parity_text(result: ParityResult) -> str:
+    """A line for each check, and where it went wrong."""
+    lines = table([(check.status, check.name, check.sentence) for check in result.checks])
+    return lines if result.first_divergent is None else f"{lines}\nfirst divergent site: {result.first_divergent}"
+
+
+def _result_files(parsed: argparse.Namespace) -> list[ResultFile]:
+    """Where results go; a place that cannot be meant, or written, is refused before the work."""
+    from ptq4vit_onnx.files.outputs import require_writable
+
+    results = named_results(json=parsed.json, junit=parsed.junit)
+    require_apart(results, {
+        "MODEL": parsed.model, "--reference": parsed.reference, "--data": parsed.data,
+        "the plan": parsed.plan or parsed.model.with_name("plan.json"),
+    })  # fmt: skip
+    if sum(result.is_printed for result in results) > 1:
+        raise UserError("--json and --junit both go to standard output; give a file for one of them")
+    for result in results:
+        if not result.is_printed:
+            require_writable(result.path, result.option)
+    return results
+
+
+def _write(results: Sequence[ResultFile], result: ParityResult) -> str | None:
+    """Write every result that goes to a file; the text of the one that is printed, if any."""
+    from ptq4vit_onnx.files.outputs import write_whole
+
+    texts = {"--json": json.dumps(result.to_data(), indent=1) + "\n", "--junit": result.to_junit()}
+    for file in results:
+        if not file.is_printed:
+            write_whole(file.path, texts[file.option], file.option)
+    return next((texts[file.option].rstrip("\n") for file in results if file.is_printed), None)

@@ -1,0 +1,121 @@
+"""`ptq4vit-onnx export`: arguments, and the options they stand for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from ptq4vit_onnx.cli.arguments import batch_size, not_negative, positive
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.models.specs import DEFAULT
+from ptq4vit_onnx.plan.options import (
+    Activations,
+    BiasCorrection,
+    ChannelMode,
+    Labels,
+    Method,
+    Metric,
+    Options,
+    OutlierMode,
+    Rounding,
+    Search,
+    Twin,
+    Weights,
+)
+from ptq4vit_onnx.plan.quantizers import MAX_BITS, MIN_BITS
+
+
+def add_export(commands: Any) -> argparse.ArgumentParser:
+    export: argparse.ArgumentParser = commands.add_parser(
+        "export", help="quantise a model to integer ONNX",
+        description="Export, calibrate, quantise and prove a model; writes model.onnx, float.onnx, "
+                    "plan.json, report.json, report.html.",
+    )  # fmt: skip
+    export.add_argument(
+        "--model", default=DEFAULT, help=f"a name of `ptq4vit-onnx models`, or any timm ViT ({DEFAULT})"
+    )
+    export.add_argument("--output", "--out", type=Path, metavar="DIR", help="output folder (./MODEL_wKaK)")
+    export.add_argument("--force", action="store_true", help="replace an earlier export")
+    export.add_argument("--batch", type=batch_size, metavar="N", help="fix the batch size (dynamic)")
+    export.add_argument("--json", action="store_true", help="print report.json on standard output")
+    weights = export.add_argument_group("weights").add_mutually_exclusive_group()
+    weights.add_argument("--checkpoint", type=Path, metavar="FILE", help=".safetensors, .pth, .pt or .bin")
+    weights.add_argument("--random-weights", action="store_true", help="a dry run without any weights")
+    images = export.add_argument_group("images")
+    images.add_argument("--data", type=Path, metavar="PATH", help="folder, ImageFolder tree, .npy or .npz")
+    images.add_argument("--images", type=positive, metavar="N", help="calibration images (32)")
+    images.add_argument("--seed", type=int, help="picks images, signs and sampled labels (0)")
+    _add_method(export)
+    return export
+
+
+def _add_method(export: argparse.ArgumentParser) -> None:
+    group = export.add_argument_group("quantisation")
+    group.add_argument("--bits", type=_bits, metavar="K", help="bits of weights and activations, 2..8 (8)")
+    group.add_argument("--weight-bits", type=_bits, metavar="K", help="bits of weights alone")
+    group.add_argument("--activation-bits", type=_bits, metavar="K", help="bits of activations alone")
+    group.add_argument("--plan", type=Path, metavar="FILE", help="apply this plan.json instead of calibrating")
+    group.add_argument("--method", choices=get_args(Method), help="ptq4vit, or the paper's Base PTQ (ptq4vit)")
+    group.add_argument("--paper", action="store_true",
+                       help="PTQ4ViT exactly as published: layer-wise symmetric scales, both twins, no "
+                            "outlier split, no scaled channels, plain rounding")  # fmt: skip
+    for name, choices, text in (
+        ("metric", Metric, "what the search minimises (hessian)"),
+        ("twin", Twin, "which inputs get two ranges (auto)"),
+        ("weights", Weights, "scales of weights (per-channel)"),
+        ("activations", Activations, "offer a zero point, or stay symmetric (affine)"),
+        ("outliers", OutlierMode, "own scales for single huge channels (auto)"),
+        ("channels", ChannelMode, "own scale and centre for every channel behind a LayerNorm, folded into it (auto)"),
+        (
+            "rounding",
+            Rounding,
+            "of patch weights: errors go to the next pixel or not (diffused; with --paper nearest)",
+        ),
+        ("search", Search, "(fast)"),
+        ("labels", Labels, "of the calibration loss: all with random signs, or one (signs; with --paper sampled)"),
+    ):
+        group.add_argument(f"--{name}", choices=get_args(choices), help=text)
+    group.add_argument("--rounds", type=not_negative, metavar="N",
+                       help="alternating rounds; 0: each side by itself (0; with --paper 3)")  # fmt: skip
+    group.add_argument("--candidates", type=positive, metavar="N", help="scales tried per search (100)")
+    group.add_argument("--bias-correction", choices=get_args(BiasCorrection), nargs="?", const="always",
+                       help="take mean errors off the outputs; auto: next to per-tensor weights; without a "
+                            "value: always (auto; with --paper none)")  # fmt: skip
+
+
+def options_from(parsed: argparse.Namespace) -> Options:
+    """The method's own settings, changed by what was given explicitly."""
+    names = ("metric", "twin", "weights", "activations", "outliers", "channels", "rounding", "search", "labels",
+             "rounds", "candidates", "bias_correction", "images", "seed")  # fmt: skip
+    _refuse_options_next_to_plan(parsed, names[:-2])
+    changes = {name: getattr(parsed, name) for name in names if getattr(parsed, name) is not None}
+    for name in ("weight_bits", "activation_bits"):
+        given = getattr(parsed, name) if getattr(parsed, name) is not None else parsed.bits
+        if given is not None:
+            changes[name] = given
+    if parsed.paper and parsed.method == "base":
+        raise UserError("--paper and --method base exclude each other; give one of them")
+    if parsed.method == "base":
+        return Options.base(**changes)
+    return Options.paper(**changes) if parsed.paper else Options(**changes)
+
+
+def _refuse_options_next_to_plan(parsed: argparse.Namespace, names: Sequence[str]) -> None:
+    """A plan holds what these options decide; an option that would change nothing is a misunderstanding."""
+    given = [
+        name for name in ("bits", "weight_bits", "activation_bits", "method", "paper", *names)
+        if getattr(parsed, name) not in (None, False)
+    ]  # fmt: skip
+    if parsed.plan is not None and given:
+        raise UserError(
+            f"--plan decides the quantisation, --{given[0].replace('_', '-')} has no effect next to it; "
+            "leave one of them out"
+        )
+
+
+def _bits(text: str) -> int:
+    if not text.isdecimal() or not MIN_BITS <= int(text) <= MAX_BITS:
+        raise argparse.ArgumentTypeError(f"expected {MIN_BITS}..{MAX_BITS} bits, got {text}")
+    return int(text)

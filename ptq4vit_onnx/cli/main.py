@@ -1,0 +1,221 @@
+"""Command line: the only module that prints, and what its exit codes mean."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+from ptq4vit_onnx import __version__
+from ptq4vit_onnx.cli import bench as cli_bench
+from ptq4vit_onnx.cli import evaluate as cli_eval
+from ptq4vit_onnx.cli import export as cli_export
+from ptq4vit_onnx.cli import reproduce as cli_reproduce
+from ptq4vit_onnx.cli.arguments import Outcome
+from ptq4vit_onnx.cli.tables import table
+from ptq4vit_onnx.errors import ParityError, UserError
+from ptq4vit_onnx.models.specs import SPECS, find
+from ptq4vit_onnx.runtime import process
+
+EXIT_CODES = (
+    "exit codes: 0 done, 1 parity failed, 2 something you can mend, 3 a defect of this program, 130 interrupted"
+)
+OUT_OF_MEMORY = "can't allocate memory"  # as torch says it, in a RuntimeError
+TRACEBACK = "PTQ4VIT_ONNX_TRACEBACK"  # an environment variable: show where an unexpected error arose
+
+
+def main(arguments: list[str] | None = None) -> int:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    process.prepare()
+    _escape_what_cannot_be_printed()
+    parsed = argparse.Namespace()
+    try:
+        with _terminated_like_interrupted(), _flushed_output():
+            parser = build_parser()
+            parser.parse_args(arguments, parsed)
+            if hasattr(parsed, "command"):
+                return int(parsed.command(parsed))
+            parser.print_help()
+            return 2
+    except BrokenPipeError:
+        _drop_output()
+        return 141
+    except (Exception, KeyboardInterrupt) as error:
+        return _explain(error, resumes=getattr(parsed, "resumes", False))
+
+
+def _explain(error: BaseException, resumes: bool) -> int:
+    """Say in one line what went wrong; the exit code."""
+    error = _interruption(error) or error
+    match error:
+        case UserError():
+            return _complain(2, str(error))
+        case ParityError():
+            return _complain(1, f"parity failed: {error}")
+        case KeyboardInterrupt():
+            again = ", run the same command again to resume" if resumes else ""
+            return _complain(130, f"interrupted; nothing half-written{again}")
+        case _ if isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error):
+            return _complain(2, "not enough memory; ask for a smaller --batch or fewer --images")
+        case OSError():  # a full disk, no permission: nothing that we could have known
+            _drop_output()
+            where = f" {error.filename}" if error.filename else ""
+            return _complain(
+                2, f"cannot read or write{where}: {error.strerror or error}; make room or give another place"
+            )
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
+    return _complain(3, f"unexpected {type(error).__name__}: {error}; this is a defect, please report it with what "
+                        f"{TRACEBACK}=1 adds to this line")  # fmt: skip
+
+
+def _interruption(error: BaseException | None) -> KeyboardInterrupt | None:
+    """The Ctrl-C behind an error: a compiled module that is being imported makes an ImportError of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _complain(code: int, message: str) -> int:
+    print(f"ptq4vit-onnx: {' '.join(message.splitlines())}", file=sys.stderr)
+    return code
+
+
+def _escape_what_cannot_be_printed() -> None:
+    """A path may hold what the terminal's encoding has no sign for; that is no reason to fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def _flushed_output() -> Iterator[None]:
+    """A closed pipe or a full disk shows here, not in the interpreter's last breath."""
+    try:
+        yield
+    finally:
+        if sys.stdout is not None:  # as it is where a shell has closed it
+            sys.stdout.flush()
+
+
+def _drop_output() -> None:
+    """Send what is still to be written nowhere: the interpreter would try again when it ends, and complain."""
+    with suppress(OSError, AttributeError):  # a stream without a file, as in tests
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Have SIGTERM (timeout, docker stop) clean up as Ctrl-C does; only the main thread may."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A mistake is one line, as everywhere else; the usage is one --help away."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"ptq4vit-onnx: {' '.join(message.split())} (see {self.prog} --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="ptq4vit-onnx", description="Vision transformers in integers, in ONNX Runtime.", epilog=EXIT_CODES
+    )
+    parser.add_argument("--version", action="version", version=f"ptq4vit-onnx {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _add_models(commands)
+    cli_export.add_export(commands).set_defaults(command=run_export, resumes=True)
+    for add, run in (
+        (cli_eval.add_eval, cli_eval.run_eval),
+        (cli_eval.add_parity, cli_eval.run_parity),
+        (cli_bench.add_bench, cli_bench.run_bench),
+        (cli_reproduce.add_reproduce, cli_reproduce.run_reproduce),
+    ):
+        add(commands).set_defaults(command=_printed(run), resumes=run is cli_reproduce.run_reproduce)
+    return parser
+
+
+def _printed(run: Callable[[argparse.Namespace, Any], Outcome]) -> Callable[[argparse.Namespace], int]:
+    """A command that hands back text, as one that prints it."""
+
+    def command(parsed: argparse.Namespace) -> int:
+        outcome = run(parsed, progress_bar)
+        print(outcome.text)
+        return outcome.code
+
+    return command
+
+
+def _add_models(commands: Any) -> None:
+    models = commands.add_parser("models", help="list what can be quantised")
+    models.add_argument("--json", action="store_true", help="machine-readable")
+    models.set_defaults(command=list_models)
+
+
+def list_models(parsed: argparse.Namespace) -> int:
+    if parsed.json:
+        names = ("name", "timm", "size", "top1", "embedded")
+        print(json.dumps([{name: getattr(spec, name) for name in names} for spec in SPECS], indent=1))
+        return 0
+    rows = [("name", "model", "size", "float top-1", "weights")]
+    for spec in SPECS:
+        weights = "embedded" if spec.embedded else f"timm {spec.timm}"
+        rows.append((spec.name, spec.title, str(spec.size), f"{spec.top1:.2f}" if spec.top1 else "", weights))
+    print_table(rows)
+    print("\nAny other timm model whose products can all be found is accepted by its timm name.")
+    return 0
+
+
+def run_export(parsed: argparse.Namespace) -> int:
+    options = cli_export.options_from(parsed)
+    if find(parsed.model) is None:
+        from ptq4vit_onnx.network.load import resolve
+
+        resolve(parsed.model)  # before torch is imported: a wrong name answers at once
+    from ptq4vit_onnx.pipeline import export
+    from ptq4vit_onnx.request import ExportRequest
+
+    request = ExportRequest(
+        parsed.model, options, parsed.output, parsed.checkpoint, parsed.random_weights, parsed.data,
+        parsed.plan, parsed.batch, parsed.force,
+    )  # fmt: skip
+    if request.random_weights:
+        print("RANDOM WEIGHTS: this is a dry run, the model predicts nothing.", file=sys.stderr)
+    report = export(request, progress_bar)
+    if parsed.json:
+        print(json.dumps(report.data))
+    else:
+        print_table(report.rows())
+    return 0
+
+
+def progress_bar(items: Iterable[Any], title: str) -> Iterable[Any]:
+    """A bar with the time left on standard error, only where somebody looks at it."""
+    from tqdm import tqdm
+
+    bar: Iterable[Any] = tqdm(items, desc=title, disable=not sys.stderr.isatty(), dynamic_ncols=True, leave=False)
+    return bar
+
+
+def print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""How good models are on images: accuracy, agreement and divergence, from logits alone."""

@@ -1,0 +1,1 @@
+"""Output folders and files that appear whole or not at all, and what a result came from."""

@@ -1,0 +1,95 @@
+"""From torch to the float ONNX file that every pass starts from."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ptq4vit_onnx import __version__
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.float_export.bind_sites import bind_sites
+from ptq4vit_onnx.network.load import LoadedModel
+from ptq4vit_onnx.plan.sites import Site
+
+OPSET = 20  # the first with Gelu as one operator
+INPUT, OUTPUT = "image", "logits"
+
+
+def export_float(model: LoadedModel, sites: Sequence[Site], batch: int | None = None) -> Any:
+    """The model as an onnx.ModelProto whose nodes carry their sites' names.
+
+    batch: None leaves the batch axis dynamic, a number fixes it.
+    """
+    program = _exported(model, batch)
+    proto = program.model_proto
+    bind_sites(proto, sites)
+    _describe(proto, model)
+    return proto
+
+
+def _exported(model: LoadedModel, batch: int | None) -> Any:
+    """The exporter's program; a UserError where it does not understand the model."""
+    import torch
+
+    example = torch.zeros(batch or 2, *model.preprocessing.size)
+    dynamic = None if batch else ({0: torch.export.Dim("batch", min=1)},)
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                model.module,
+                (example,),
+                dynamo=True,
+                opset_version=OPSET,
+                dynamic_shapes=dynamic,
+                input_names=[INPUT],
+                output_names=[OUTPUT],
+                verbose=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        cause = error.__cause__ or error
+        said = next((line.strip() for line in str(cause).splitlines() if line.strip()), "no reason given")
+        advice = "use a ViT, DeiT or Swin" if batch else "try --batch 1, or use a ViT, DeiT or Swin"
+        raise UserError(
+            f"torch cannot export {model.name} to ONNX: {type(cause).__name__}: {said[:200].rstrip('.')}; {advice}"
+        ) from error
+    assert program is not None
+    return program
+
+
+def metadata_of(model: LoadedModel) -> dict[str, str]:
+    """What a deployer needs to know, as it stands in the file."""
+    return {
+        "ptq4vit_onnx.model": model.name,
+        "ptq4vit_onnx.version": __version__,
+        "ptq4vit_onnx.weights": "RANDOM" if model.is_random else model.origin,
+        "ptq4vit_onnx.weights_sha256": model.fingerprint,
+        "ptq4vit_onnx.preprocessing": model.preprocessing.to_json(),
+    }
+
+
+def _describe(proto: Any, model: LoadedModel) -> None:
+    proto.producer_name, proto.producer_version = "ptq4vit-onnx", __version__
+    proto.graph.name = model.name
+    for key, value in metadata_of(model).items():
+        proto.metadata_props.add(key=key, value=value)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter's own chatter, kept from the user; its errors still come through as exceptions."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.fx", "torch._dynamo")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    sink = io.StringIO()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,73 @@
+"""What a model file says about itself: which model it is, with which weights, how its images are prepared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.graph.integer_products import INTEGER_KERNELS
+from ptq4vit_onnx.graph.model_proto import load
+from ptq4vit_onnx.images.preprocessing import Preprocessing
+from ptq4vit_onnx.models.specs import is_embedded
+
+_PREFIX = "ptq4vit_onnx."
+_QUANTISING_OPS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model on disk and its metadata. model: the name it was exported by; weights: their SHA-256."""
+
+    path: Path
+    model: str
+    weights: str
+    preprocessing: Preprocessing
+
+    @property
+    def embedded(self) -> bool:
+        """Whether images for it ship with the package."""
+        return is_embedded(self.model)
+
+
+def read_model_file(path: Path) -> ModelFile:
+    """Read a model's metadata; a file without it is refused, since nobody could prepare images for it."""
+    found = {entry.key: entry.value for entry in load(path, weights=False).metadata_props}
+    keys = ("model", "weights_sha256", "preprocessing")
+    missing = [_PREFIX + key for key in keys if _PREFIX + key not in found]
+    if missing:
+        raise UserError(
+            f"{path} does not say how its images are prepared (no {missing[0]} in its metadata); "
+            "give a file that ptq4vit-onnx export has written"
+        )
+    model, weights, preprocessing = (found[_PREFIX + key] for key in keys)
+    try:
+        return ModelFile(path, model, weights, Preprocessing.from_data(json.loads(preprocessing)))
+    except (ValueError, LookupError, TypeError, ArithmeticError, UserError) as error:
+        raise UserError(f"{path}: unusable metadata {_PREFIX}preprocessing: {error}; export it again") from error
+
+
+def require_reference_of(model: ModelFile, reference: ModelFile) -> None:
+    """Refuse a reference that is another model, or the same one with other weights."""
+    if reference.model != model.model:
+        raise UserError(
+            f"reference {reference.path} is {reference.model}, but {model.path} is {model.model}; "
+            "give the float.onnx of the same export"
+        )
+    if reference.weights != model.weights:
+        raise UserError(
+            f"reference {reference.path} has other weights of {model.model} ({reference.weights[:12]}) than "
+            f"{model.path} ({model.weights[:12]}); give the float.onnx of the same export"
+        )
+
+
+def require_float(reference: ModelFile) -> None:
+    """Refuse a reference that is itself quantised: nothing in it says what the float model computes."""
+    nodes = load(reference.path, weights=False).graph.node
+    quantised = next((node for node in nodes if node.op_type in _QUANTISING_OPS | INTEGER_KERNELS), None)
+    if quantised is not None:
+        raise UserError(
+            f"reference {reference.path} is not a float file: it has the {quantised.op_type} {quantised.name}; "
+            "give the float.onnx of the same export"
+        )

@@ -1,0 +1,1 @@
+"""The torch model: loading it, finding its products, recording what they multiply. No ONNX."""

@@ -1,0 +1,108 @@
+"""A plan's channels folded into the torch model, and which LayerNorms and linears can take that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ptq4vit_onnx.plan.channel_fold import Array, Channels
+from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
+from ptq4vit_onnx.plan.sites import Site
+
+TOLERANCE = 1e-5  # of the outputs' largest magnitude: rounding stays below 1e-6, what was wrong came from 8e-5 upwards
+
+
+@contextmanager
+def folded(model: nn.Module, plan: ScalePlan | Mapping[str, SitePlan] | None) -> Iterator[None]:
+    """While it is open, the model's LayerNorms and linears are those whose products the plan is about."""
+    sites = plan.sites if isinstance(plan, ScalePlan) else plan or {}
+    with _folded(model, {name: item.channels for name, item in sites.items() if item.channels is not None}):
+        yield
+
+
+@contextmanager
+def _folded(model: nn.Module, channels: Mapping[str, Channels]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for site, item in channels.items():
+            norm, linear = model.get_submodule(item.norm), model.get_submodule(site)
+            weight = _array(linear.weight).T
+            _swap(stack, (norm.weight, norm.bias), item.of_norm(_array(norm.weight), _array(norm.bias)))
+            assert linear.bias is not None or not any(item.shift), f"{site} has no bias to take up a shift"
+            if linear.bias is not None:
+                _swap(stack, (linear.bias,), (item.of_bias(weight, _array(linear.bias)),))
+            _swap(stack, (linear.weight,), (item.of_weight(weight).T,))
+        yield
+
+
+def _array(parameter: Tensor | nn.Module) -> Array:
+    assert isinstance(parameter, Tensor)
+    return parameter.detach().numpy()
+
+
+def _swap(stack: ExitStack, parameters: Iterable[Tensor | nn.Module], values: Iterable[Array]) -> None:
+    """Give parameters other values until the stack closes; they stay the same objects."""
+    for parameter, value in zip(parameters, values, strict=True):
+        assert isinstance(parameter, Tensor)
+        stack.callback(setattr, parameter, "data", parameter.data)
+        parameter.data = torch.from_numpy(np.ascontiguousarray(value))
+
+
+def foldable(model: nn.Module, sites: Iterable[Site], image: Tensor) -> set[str]:
+    """The sites that can take up what their LayerNorm hands on; `image` [1, C, H, W].
+
+    That a LayerNorm reaches a product is known from the forward pass; that it reaches it whole, and nobody else, is
+    tried: with other values folded in, the model must compute what it did. Padded windows, for one, do not.
+    """
+    candidates = [site for site in sites if site.norm and _fits(model, site)]
+    with torch.no_grad():
+        expected, entered = _inputs(model, {site.norm for site in candidates}, image)
+        twins = _twins(model, entered)
+        probes = {site.name: _probe(model, site) for site in candidates if site.norm not in twins}
+
+        def holds(tried: Mapping[str, Channels]) -> bool:
+            with _folded(model, tried):
+                error = (model(image) - expected).abs().max()
+            return bool(error <= TOLERANCE * expected.abs().max())
+
+        if holds(probes):
+            return set(probes)
+        return {name for name, probe in probes.items() if holds({name: probe})}
+
+
+def _inputs(model: nn.Module, norms: Iterable[str], image: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The logits, and what enters each of the LayerNorms."""
+    entered: dict[str, Tensor] = {}
+    with ExitStack() as stack:
+        for norm in norms:
+            hook = model.get_submodule(norm).register_forward_pre_hook(
+                lambda _module, args, norm=norm: entered.__setitem__(norm, args[0])
+            )
+            stack.callback(hook.remove)
+        return model(image), entered
+
+
+def _twins(model: nn.Module, entered: Mapping[str, Tensor]) -> set[str]:
+    """LayerNorms that compute the same from the same, as side by side before training: they are one in the file."""
+    alike: dict[object, list[str]] = {}
+    for norm, x in entered.items():
+        parameters = tuple(_array(value).tobytes() for value in model.get_submodule(norm).parameters())
+        alike.setdefault((id(x), parameters), []).append(norm)
+    return {norm for norms in alike.values() if len(norms) > 1 for norm in norms}
+
+
+def _fits(model: nn.Module, site: Site) -> bool:
+    linear, norm = model.get_submodule(site.name), model.get_submodule(site.norm)
+    return isinstance(linear, nn.Linear) and linear.in_features == getattr(norm, "weight", torch.empty(0)).numel()
+
+
+def _probe(model: nn.Module, site: Site) -> Channels:
+    """Scales and shifts that would show. A linear without a bias cannot take up a shift."""
+    count = _array(model.get_submodule(site.norm).weight).size
+    random = np.random.default_rng(count)
+    scale = random.uniform(0.5, 2.0, count).astype(np.float32)
+    shift = random.uniform(-1.0, 1.0, count).astype(np.float32) * site.has_bias
+    return Channels(site.norm, tuple(scale.tolist()), tuple(shift.tolist()))

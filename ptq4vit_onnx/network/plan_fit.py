@@ -1,0 +1,91 @@
+"""A plan that the user brings: is it this model's, and which options was it made with?"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.models.specs import ModelSpec
+from ptq4vit_onnx.network.load import LoadedModel
+from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.quantizers import Affine, Uniform
+from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
+from ptq4vit_onnx.plan.sites import Site
+
+
+def load_plan(path: Path, spec: ModelSpec) -> ScalePlan:
+    plan = ScalePlan.load(path)
+    if plan.model != spec.name:
+        raise UserError(
+            f"plan {path} is for {plan.model}, not for {spec.name}; give --model {plan.model} or "
+            "calibrate again without --plan"
+        )
+    return plan
+
+
+def options_of(plan: ScalePlan) -> Options:
+    """The options a plan was made with: they name the folder and stand in the report, whatever was typed."""
+    known = {item.name for item in fields(Options)}
+    try:
+        return Options(**{name: value for name, value in plan.options.items() if name in known})
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the plan's options are not usable: {error}; calibrate again") from error
+
+
+def require_plan_fits(plan: ScalePlan, model: LoadedModel, sites: list[Site]) -> None:
+    if plan.weights != model.fingerprint:
+        raise UserError(
+            f"the plan was made for other weights of {plan.model} ({plan.weights[:12]}, these are "
+            f"{model.fingerprint[:12]}); calibrate again without --plan"
+        )
+    odd = sorted(set(plan.sites) ^ {site.name for site in sites})
+    if odd:
+        raise UserError(f"the plan does not fit {plan.model}: {odd[0]} is in only one of them; calibrate again")
+    for site in sites:
+        planned = plan.sites[site.name]
+        if (planned.kind, planned.lhs_source) != (site.kind, site.lhs_source):
+            raise UserError(
+                f"the plan does not fit {plan.model}: {site.name} is a {site.kind} fed by {site.lhs_source}, the plan "
+                f"says a {planned.kind} fed by {planned.lhs_source}; calibrate again"
+            )
+        _require_channels(plan.model, site, planned)
+        for side in (planned.lhs, planned.rhs) if site.kind == "matmul" else ():
+            if isinstance(side, (Uniform, Affine)) and len(side.scale) not in (1, site.heads):
+                raise UserError(
+                    f"the plan does not fit {plan.model}: {site.name} has {site.heads} heads, the plan "
+                    f"{len(side.scale)} scales; expected 1 or {site.heads}"
+                )
+
+
+def require_channels_fold(plan: ScalePlan, model: LoadedModel, sites: list[Site], image: np.ndarray[Any, Any]) -> None:
+    """The model, with the plan's channels folded in, computes what it did; `image` [1, C, H, W]."""
+    import torch
+
+    from ptq4vit_onnx.network.channel_folding import foldable
+
+    planned = {name: item.channels for name, item in plan.sites.items() if item.channels is not None}
+    odd = sorted(set(planned) - foldable(model.module, sites, torch.from_numpy(image))) if planned else []
+    if odd:
+        raise UserError(
+            f"the plan does not fit {plan.model}: the channels of {odd[0]} cannot be folded into "
+            f"{planned[odd[0]].norm}, because the two then compute something else; calibrate again"
+        )
+
+
+def _require_channels(model: str, site: Site, planned: SitePlan) -> None:
+    channels = planned.channels
+    if channels is None:
+        return
+    if channels.norm != site.norm:
+        raise UserError(
+            f"the plan does not fit {model}: {site.name} reads {site.norm or 'no LayerNorm'}, the plan folds its "
+            f"channels into {channels.norm}; calibrate again"
+        )
+    if any(channels.shift) and not site.has_bias:
+        raise UserError(
+            f"the plan does not fit {model}: {site.name} has no bias, the plan shifts its channels; calibrate again"
+        )

@@ -1,0 +1,36 @@
+"""One product as its plan computes it: the one definition for search, simulator and bias correction."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ptq4vit_onnx.plan.scale_plan import SitePlan
+from ptq4vit_onnx.plan.weight_codes import shipped
+
+
+def quantized_product(lhs: Tensor, rhs: Tensor, plan: SitePlan) -> Tensor:
+    """lhs @ rhs as the plan computes it, before bias: the one definition for search, simulator and bias correction.
+
+    linear and conv: lhs [.., inputs], rhs [inputs, outputs]. matmul: [.., heads, rows, inner] each.
+    """
+    if plan.kind == "matmul":
+        return plan.lhs.fake_quantize(lhs) @ plan.rhs.fake_quantize(rhs)
+    return with_weight(lhs, plan, *shipped_sides(rhs, plan))
+
+
+def shipped_sides(weight: Tensor, plan: SitePlan) -> tuple[Tensor, Tensor | None]:
+    """The weights of the main product and of the outliers' product, as they ship, decoded."""
+    if plan.outliers is None:
+        return shipped(weight.contiguous(), plan.lhs, plan.rhs), None
+    index = torch.tensor(plan.outliers.channels)
+    main = shipped(weight.index_fill(0, index, 0.0), plan.lhs, plan.rhs)
+    return main, shipped(weight[index].contiguous(), plan.outliers.lhs, plan.outliers.rhs)
+
+
+def with_weight(lhs: Tensor, plan: SitePlan, main: Tensor, narrow: Tensor | None) -> Tensor:
+    out = plan.lhs.fake_quantize(lhs) @ main
+    if plan.outliers is None or narrow is None:
+        return out
+    index = torch.tensor(plan.outliers.channels)
+    return out + plan.outliers.lhs.fake_quantize(lhs[..., index]) @ narrow

@@ -1,0 +1,60 @@
+"""Where a tensor comes from, remembered on the tensor itself: softmax, GELU, a LayerNorm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ptq4vit_onnx.plan.sites import Source
+
+_SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
+_GELU = {F.gelu}
+_TRANSPARENT = {F.dropout, torch.dropout, Tensor.contiguous, Tensor.float, Tensor.to, Tensor.type_as}
+# What moves values about and leaves each in its channel, the last axis; folding.py tries whether that is so.
+_MOVING = _TRANSPARENT | {
+    torch.roll, Tensor.roll, F.pad, Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten,
+    Tensor.permute, torch.permute, Tensor.transpose, torch.transpose, Tensor.__getitem__,
+}  # fmt: skip
+
+
+def mark_source(func: Any, args: tuple[Any, ...], out: Any) -> None:
+    """Remember on the tensor itself that softmax or GELU made it; dropout and the like hand the mark on."""
+    if func in _SOFTMAX:
+        out._ptq4vit_source = "softmax"
+    elif func in _GELU:
+        out._ptq4vit_source = "gelu"
+    elif func in _TRANSPARENT and args and source_of(args[0]) != "other":
+        out._ptq4vit_source = source_of(args[0])
+
+
+def source_of(x: Tensor) -> Source:
+    source: Source = getattr(x, "_ptq4vit_source", "other")
+    return source
+
+
+def _pads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether values are added that no LayerNorm made: windows that do not tile an image are filled with zeros."""
+    return func is F.pad and any(args[1] if len(args) > 1 else kwargs["pad"])
+
+
+def norm_of(x: Any) -> str:
+    norm: str = getattr(x, "_ptq4vit_norm", "")
+    return norm
+
+
+def mark_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, owners: Mapping[int, str]) -> None:
+    """Remember which LayerNorm made a tensor, if it has a weight and a bias to fold into.
+
+    owners: paths of the modules that parameters belong to, by the parameters' ids.
+    """
+    if func is F.layer_norm:
+        given = dict(zip(("input", "normalized_shape", "weight", "bias"), args, strict=False)) | kwargs
+        paths = {owners.get(id(given.get(name))) for name in ("weight", "bias")}
+        if len(paths) == 1 and None not in paths:
+            out._ptq4vit_norm = paths.pop()
+    elif func in _MOVING and args and norm_of(args[0]) and not _pads(func, args, kwargs):
+        out._ptq4vit_norm = norm_of(args[0])

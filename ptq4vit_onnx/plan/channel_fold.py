@@ -1,0 +1,55 @@
+"""Channels of a product's input moved and scaled one by one, at no cost: a LayerNorm and a linear take it up.
+
+A linear behind a LayerNorm may see (x - shift) / scale, one shift and one scale per channel, in place of x:
+
+    LayerNorm: weight / scale, (bias - shift) / scale      linear: weight * scale, bias + shift @ weight
+
+The two together compute what they did; but channels that were wide and channels that were narrow now share one
+quantizer well. RepQ-ViT calls it reparameterisation. Folding is defined here, once, for the torch model and for the
+ONNX graph: in numpy and float32, so that both hold the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ptq4vit_onnx.plan.quantizers import require_scales
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Channels:
+    """norm: path of the LayerNorm in front. scale, shift: float32 values, one per input channel of the product."""
+
+    norm: str
+    scale: tuple[float, ...]
+    shift: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        require_scales(self.scale)
+        if len(self.shift) != len(self.scale):
+            raise ValueError(f"shift has {len(self.shift)} values, scale has {len(self.scale)}")
+        if not (np.abs(np.asarray(self.shift, np.float64)) <= np.finfo(np.float32).max).all():
+            raise ValueError("shift is not finite in float32")
+
+    def of_norm(self, weight: Array, bias: Array) -> tuple[Array, Array]:
+        """The LayerNorm's weight and bias [channels], folded."""
+        scale, shift = _float32(self.scale), _float32(self.shift)
+        return weight / scale, (bias - shift) / scale
+
+    def of_weight(self, weight: Array) -> Array:
+        """The linear's weight [channels, outputs], folded."""
+        return weight * _float32(self.scale)[:, None]
+
+    def of_bias(self, weight: Array, bias: Array) -> Array:
+        """The linear's bias [outputs], folded; `weight` [channels, outputs] as it was. Added up in float64."""
+        moved = (_float32(self.shift).astype(np.float64)[:, None] * weight).sum(0)
+        return np.asarray(bias + moved, np.float32)
+
+
+def _float32(values: tuple[float, ...]) -> Array:
+    return np.asarray(values, np.float32)

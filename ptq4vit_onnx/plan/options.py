@@ -1,0 +1,126 @@
+"""Every choice a user can make about calibration, as one frozen value, stored in the plan."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.limits import MAX_COUNT, require_whole
+from ptq4vit_onnx.plan.quantizers import MAX_BITS, MIN_BITS
+
+Method = Literal["ptq4vit", "base"]
+Metric = Literal["hessian", "mse", "cosine", "pearson"]
+SUMS_OF_SQUARES: tuple[Metric, ...] = ("hessian", "mse")  # the others are angles
+Twin = Literal["auto", "both", "softmax", "gelu", "none"]
+Weights = Literal["per-channel", "per-tensor"]
+Activations = Literal["affine", "symmetric"]
+OutlierMode = Literal["auto", "none"]
+ChannelMode = Literal["auto", "none"]
+Rounding = Literal["diffused", "nearest"]
+BiasCorrection = Literal["auto", "always", "none"]
+Search = Literal["fast", "exhaustive"]
+Labels = Literal["sampled", "argmax", "signs"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The defaults are what measured best; `base` and `paper` are the paper's own two settings.
+
+    alpha, beta: candidates are spread over [alpha, beta] x the scale that just covers the largest value.
+    twin: which inputs get two ranges; auto decides per site whether the second range pays for itself.
+    activations: affine offers a zero point next to the symmetric form of the paper, and keeps the better.
+    outliers: auto gives single input channels that dwarf all others a scale of their own.
+    channels: auto moves and scales the input channels of layers behind a LayerNorm, where that lowers the loss.
+    rounding: diffused hands the rounding errors of patch weights on from pixel to pixel, where that lowers the loss.
+    bias_correction: auto takes mean errors off the outputs where they share the weight's scale, as with per-tensor.
+    labels: of the loss whose gradients weigh the errors; signs and sampled estimate the same, signs with less noise.
+    rounds: how often the search alternates between the two sides of a product; 0 searches each side by itself.
+    """
+
+    weight_bits: int = 8
+    activation_bits: int = 8
+    method: Method = "ptq4vit"
+    metric: Metric = "hessian"
+    twin: Twin = "auto"
+    weights: Weights = "per-channel"
+    activations: Activations = "affine"
+    outliers: OutlierMode = "auto"
+    channels: ChannelMode = "auto"
+    rounding: Rounding = "diffused"
+    bias_correction: BiasCorrection = "auto"
+    search: Search = "fast"
+    rounds: int = 0
+    candidates: int = 100
+    alpha: float = 0.0
+    beta: float = 1.2
+    labels: Labels = "signs"
+    images: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least, most in _WHOLE:
+            require_whole(name, getattr(self, name), least, most)
+        spread = (self.alpha, self.beta)
+        if not all(isinstance(value, (int, float)) for value in spread) or not 0 <= self.alpha < self.beta < math.inf:
+            raise UserError(f"alpha {self.alpha!r} and beta {self.beta!r} are not numbers 0 <= alpha < beta")
+        for name, kind in _CHOICES.items():
+            if getattr(self, name) not in get_args(kind):
+                raise UserError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(get_args(kind))}")
+
+    @classmethod
+    def base(cls, **changes: Any) -> Options:
+        """Base PTQ of the paper's appendix: cosine, one round, no twins, layer-wise symmetric scales."""
+        form = cls(method="base", metric="cosine", twin="none", rounds=1, alpha=0.5)
+        return replace(form, **{**_PUBLISHED, **changes})
+
+    @classmethod
+    def paper(cls, **changes: Any) -> Options:
+        """PTQ4ViT exactly as published: both twins, Hessian metric, three rounds, layer-wise symmetric scales."""
+        return replace(cls(twin="both", rounds=3), **{**_PUBLISHED, **changes})
+
+    def to_data(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def sums_squares(self) -> bool:
+        """The metric is a sum over outputs, and not an angle."""
+        return self.metric in SUMS_OF_SQUARES
+
+    @property
+    def corrects_biases(self) -> bool:
+        """By default next to one scale per tensor; with one per output, mean errors are small and carry over less."""
+        return self.bias_correction == "always" or (self.bias_correction == "auto" and self.weights == "per-tensor")
+
+    @property
+    def label(self) -> str:
+        return f"w{self.weight_bits}a{self.activation_bits}"
+
+
+MAX_CANDIDATES = 1000  # ten times the paper's; each is held against thousands of bins at once
+_WHOLE = (
+    ("weight_bits", MIN_BITS, MAX_BITS),
+    ("activation_bits", MIN_BITS, MAX_BITS),
+    ("rounds", 0, MAX_COUNT),
+    ("candidates", 1, MAX_CANDIDATES),
+    ("images", 1, MAX_COUNT),
+    ("seed", 0, 2**32 - 1),
+)
+_PUBLISHED = {
+    "weights": "per-tensor", "activations": "symmetric", "outliers": "none", "channels": "none",
+    "rounding": "nearest", "bias_correction": "none", "labels": "sampled",
+}  # fmt: skip
+_CHOICES: dict[str, Any] = {
+    "method": Method,
+    "metric": Metric,
+    "twin": Twin,
+    "weights": Weights,
+    "activations": Activations,
+    "outliers": OutlierMode,
+    "channels": ChannelMode,
+    "rounding": Rounding,
+    "bias_correction": BiasCorrection,
+    "search": Search,
+    "labels": Labels,
+}

@@ -1,0 +1,86 @@
+"""The integer weights that ship: rounded, then made safe for CPUs that add two 8-bit products in 16 bits.
+
+Without VNNI, ONNX Runtime multiplies u8 by s8 with `vpmaddubsw`: the products of two neighbouring inputs (k,
+k+1), k even, are added in int16, saturating. If max_code * |w[k] + w[k+1]| fits int16 in every output column,
+nothing saturates and the product is exact on every CPU. Both the simulator and the ONNX passes take their
+weights from here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, Tensor, Uniform, spread
+
+INT16_MAX = 32767
+JUST_OVER_HALF = 0.502  # rounds half of an odd number away from zero, and does no harm up to 249
+
+
+def pair_far_inputs(flat: Tensor) -> Tensor:
+    """The inputs of flattened patches or kernels [.., inputs] in the order they are multiplied in: each of the first
+    half beside its counterpart in the second.
+
+    As a kernel flattens, two pixels side by side would make a pair. Their weights mostly have one sign and their values
+    move together, so that what pair-safety takes off adds up: in the published form of ViT-T at eight bits, fourteen
+    such codes made a quarter of the model's KL. An odd number of inputs is left as it is.
+    """
+    inputs = flat.shape[-1]
+    if inputs % 2:
+        return flat
+    return flat.reshape(*flat.shape[:-1], 2, inputs // 2).swapaxes(-1, -2).reshape(flat.shape)  # type: ignore[no-any-return]
+
+
+def largest_lhs_code(lhs: Quantizer) -> int:
+    """The largest unsigned code the left side sends into the integer product.
+
+    Symmetric codes are shipped shifted up by 2^(k-1), so they reach 2^k - 1; a twin branch 2^(k-1) - 1.
+    """
+    return 2**lhs.bits - 1 if isinstance(lhs, (Uniform, Affine)) else lhs.high
+
+
+def pair_limit(lhs: Quantizer) -> int:
+    """How large |w[k] + w[k+1]| may be next to this left side."""
+    return INT16_MAX // largest_lhs_code(lhs)
+
+
+def ship_weight(weight: np.ndarray[Any, Any], lhs: Quantizer, rhs: Uniform) -> tuple[np.ndarray[Any, Any], int]:
+    """int8 codes of `weight` [inputs, outputs] as they ship next to `lhs`, and how many codes were moved."""
+    codes = rhs.codes(weight)
+    safe = make_pairs_safe(codes.copy(), pair_limit(lhs))
+    return safe.astype(np.int8), int((safe != codes).sum())
+
+
+def shipped(weight: Tensor, lhs: Quantizer, rhs: Uniform) -> Tensor:
+    """`weight` [inputs, outputs] as the codes that ship next to `lhs`, decoded; numpy or torch."""
+    safe = make_pairs_safe(rhs.codes(weight), pair_limit(lhs))
+    safe *= spread(rhs.scale, weight, rhs.axis)
+    return safe
+
+
+def make_pairs_safe(codes: Tensor, limit: int) -> Tensor:
+    """Codes with |w[k] + w[k+1]| <= limit for every even k: an excess is taken off, half from each of the pair.
+
+    codes: [inputs, outputs] of integers, as float32; numpy or torch, changed in place. Only pairs of one sign can
+    exceed; both move towards zero, never across it: one of them alone is at most 128 <= limit, so the excess is at
+    most the other. An odd last row has no partner and is always safe.
+    """
+    if limit >= 256:
+        return codes
+    even = codes.shape[0] // 2 * 2
+    first, second = codes[0:even:2], codes[1:even:2]
+    total = first + second
+    excess = total - total.clip(-limit, limit)
+    half = (excess * JUST_OVER_HALF).round()  # away from zero
+    first -= half
+    second -= excess - half
+    return codes
+
+
+def saturating_pairs(codes: np.ndarray[Any, Any], largest_code: int) -> int:
+    """How many (pair, column)s of int8 codes [inputs, outputs] can overflow int16 next to `largest_code`."""
+    paired = codes[: codes.shape[0] // 2 * 2].astype(np.int32).reshape(-1, 2, codes.shape[1])
+    positive = np.maximum(paired, 0).sum(axis=1) * largest_code
+    negative = np.minimum(paired, 0).sum(axis=1) * largest_code
+    return int(((positive > INT16_MAX) | (negative < -INT16_MAX - 1)).sum())

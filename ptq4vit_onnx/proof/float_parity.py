@@ -1,0 +1,45 @@
+"""The float file against the torch model it was exported from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ptq4vit_onnx.errors import ParityError
+from ptq4vit_onnx.network.load import LoadedModel
+
+Array = np.ndarray[Any, Any]
+FLOAT_TOLERANCE = 1e-4  # of the logits' largest magnitude: float32 rounding through a deep network stays far below
+
+
+@dataclass(frozen=True)
+class FloatParity:
+    """ONNX Runtime against torch, both float: largest difference of logits over their largest magnitude."""
+
+    images: int
+    error: float
+    tolerance: float = FLOAT_TOLERANCE
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.tolerance
+
+
+def float_parity(model: LoadedModel, path: Path, images: Array, count: int = 8) -> FloatParity:
+    """ONNX Runtime against torch on the first images; raises ParityError beyond the tolerance."""
+    from ptq4vit_onnx.runtime.session import run
+    from ptq4vit_onnx.simulation.fake import simulate
+
+    chosen = images[:count]
+    expected = simulate(model.module, None, chosen, batch=4)
+    got = run(path, chosen, batch=4, threads=0)
+    parity = FloatParity(len(chosen), float(np.abs(got - expected).max() / max(np.abs(expected).max(), 1e-12)))
+    if not parity.passed:
+        raise ParityError(
+            f"the float ONNX model differs from torch by {parity.error:.2g} of the logits' scale on "
+            f"{parity.images} images (limit {parity.tolerance:g})"
+        )
+    return parity

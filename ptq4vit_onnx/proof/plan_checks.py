@@ -1,0 +1,205 @@
+"""Does the graph hold what the plan prescribes: the weights' codes, the scales, the codes of the activations?
+
+Every check returns a sentence that says what is wrong, or None.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptq4vit_onnx.graph.code_paths import CodePath
+from ptq4vit_onnx.graph.integer_products import Array, GraphIndex, IntegerProduct, ProductName
+from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
+from ptq4vit_onnx.plan.weight_codes import ship_weight
+
+
+def sides_of(name: ProductName, site: SitePlan) -> tuple[Quantizer, Uniform]:
+    """The quantizers of the left and right side of one product of a site."""
+    if name.branch == "outliers" and site.outliers is not None:
+        return site.outliers.lhs, site.outliers.rhs
+    return site.lhs, site.rhs
+
+
+def check_weight(name: ProductName, product: IntegerProduct, codes: Array, site: SitePlan, weight: Array) -> str | None:
+    """The kernel's integer weights are those that ship. weight: the float model's [inputs, outputs]."""
+    lhs, rhs = sides_of(name, site)
+    expected, _ = ship_weight(_rows_of(name, site, weight), lhs, rhs)
+    held = (codes.T if product.transpose_rhs else codes).astype(np.int16) - product.rhs_zero.astype(np.int16)
+    if held.shape != expected.shape:
+        return f"weight is {held.shape}, the plan's is {expected.shape}"
+    wrong = int((held != expected).sum())
+    return f"{wrong} of {expected.size} weight codes are not the plan's" if wrong else None
+
+
+def check_weight_scale(name: ProductName, product: IntegerProduct, plan: ScalePlan, outputs: int) -> str | None:
+    """The kernel's weight scales are the plan's, times the heads' factors where a fused qkv carries them."""
+    _, rhs = sides_of(name, plan.sites[name.site])
+    factor = column_factors(product.rhs_scale, rhs, outputs)
+    if (factor == 1).all() or are_head_factors(name.site, plan, factor):
+        return None
+    worst = int(np.argmax(np.abs(factor - 1)))
+    return f"weight scale of output {worst} is {factor[worst]:.9g} times the plan's"
+
+
+def column_factors(held: Array, rhs: Uniform, outputs: int) -> Array:
+    """For each output column, the scale in the graph over the scale in the plan, in float64."""
+    wanted = np.repeat(np.asarray(rhs.scale, np.float64), outputs // len(rhs.scale))
+    return np.asarray(np.broadcast_to(held.astype(np.float64).reshape(-1), wanted.shape) / wanted)
+
+
+def check_lhs_scale(name: ProductName, product: IntegerProduct, site: SitePlan) -> str | None:
+    """The scale and zero point of the left codes are the plan's. Per-head scales are folded elsewhere."""
+    lhs, _ = sides_of(name, site)
+    wanted: tuple[float, ...]
+    if isinstance(lhs, (TwinSoftmax, TwinGelu)):
+        wanted = (lhs.coarse,) if name.branch == "coarse" else (lhs.fine,)
+    else:
+        wanted = lhs.scale
+    held = float(product.lhs_scale.reshape(-1)[0])
+    if len(wanted) > 1 or held == float(np.float32(wanted[0])):
+        return None
+    return f"left scale is {held:.9g}, the plan's is {wanted[0]:.9g}"
+
+
+def planned_scale(name: ProductName, site: SitePlan, outputs: int) -> Array:
+    """What one step of the product's accumulators [.., rows, outputs] is worth in the plan."""
+    lhs, rhs = sides_of(name, site)
+    if isinstance(lhs, (TwinSoftmax, TwinGelu)):
+        left: Array = np.asarray(lhs.coarse if name.branch == "coarse" else lhs.fine)
+    else:
+        left = np.asarray(lhs.scale, np.float64).reshape(-1, 1, 1)
+    if site.kind == "matmul":
+        return left * np.asarray(rhs.scale, np.float64).reshape(-1, 1, 1)
+    right = np.repeat(np.asarray(rhs.scale, np.float64), outputs // len(rhs.scale))
+    return np.asarray(left).reshape(()) * right
+
+
+def check_step(quantizer: Uniform | Affine, path: CodePath) -> str | None:
+    """Codes are made in the plan's steps, or in steps of 1 from floats divided by their heads' scales."""
+    scale = float(path.scale.reshape(-1)[0])
+    if quantizer.scale == (scale,) or scale == 1.0:
+        return None
+    return f"codes are in steps of {scale:.9g}, the plan's are {quantizer.scale[0]:.9g}"
+
+
+def check_codes(quantizer: Uniform | Affine, path: CodePath, floats: Array, codes: Array, zero: Array) -> str | None:
+    """The codes that arrive are those the quantizer gives for the floats that entered QuantizeLinear.
+
+    zero: the product's zero point.
+    """
+    held = path.arriving(codes).astype(np.int32) - zero.astype(np.int32)
+    own_zero = quantizer.zero_point[0] if isinstance(quantizer, Affine) else 0
+    expected = (floats / path.scale).round().clip(quantizer.low - own_zero, quantizer.high - own_zero)
+    wrong = int((held != expected).sum())
+    return f"{wrong} of {held.size} codes fed are not the quantizer's" if wrong else None
+
+
+def check_product_scale(product: IntegerProduct, planned: Array) -> str | None:
+    """For kernels that return codes: one step of the accumulators is worth what the plan says."""
+    held = float(product.lhs_scale.reshape(-1)[0]) * float(product.rhs_scale.reshape(-1)[0])
+    if (np.abs(planned - held) <= 4 * 2.0**-24 * held).all():
+        return None
+    return f"a step of the product is worth {held:.9g}, in the plan {planned.reshape(-1)[0]:.9g}"
+
+
+def check_range(quantizer: Quantizer, branch: str, path: CodePath, zero: Array) -> str | None:
+    """Whatever the image, the codes of a side can reach the quantizer's highest value and stay in its range.
+
+    All bytes that QuantizeLinear can return are sent down the path. Softmax is never negative: it need not reach the
+    lowest value; and it ends at 1, which may be below the highest.
+    """
+    low, high = _unit_range(quantizer, branch)
+    every = np.arange(path.lowest, path.highest + 1).astype(path.kind)
+    units = path.arriving(every).astype(np.int32) - int(zero.reshape(-1)[0])
+    # Where the byte itself ends the codes, the plan alone says how far that is from zero: counted from the file's own
+    # zero point, a wrong one would prove itself right. Only floats that end before the byte does may fall short.
+    source_ends = path.highest < np.iinfo(path.kind).max
+    reach = min(high, path.highest - path.zero) if source_ends else high
+    if low <= units.min() and units.max() == reach:
+        return None
+    return f"codes can be {units.min()}..{units.max()} from zero, the plan's are {low}..{high}"
+
+
+def _unit_range(quantizer: Quantizer, branch: str) -> tuple[int, int]:
+    if isinstance(quantizer, (Uniform, Affine)):
+        own_zero = quantizer.zero_point[0] if isinstance(quantizer, Affine) else 0
+        return quantizer.low - own_zero, quantizer.high - own_zero
+    if isinstance(quantizer, TwinGelu) and branch != "coarse":
+        return -quantizer.high, 0
+    return 0, quantizer.high
+
+
+def check_channels(index: GraphIndex, lhs: str, channels: tuple[int, ...]) -> str | None:
+    """An outlier product's left side was picked from the plan's channels."""
+    node = index.producer.get(lhs)
+    while node is not None and node.op_type != "Gather":
+        node = index.producer.get(node.input[0])
+    picked = index.constant(node.input[1]) if node is not None else None
+    if picked is not None and tuple(picked.reshape(-1)) == channels:
+        return None
+    return f"outlier channels are {None if picked is None else picked.tolist()}, the plan's are {list(channels)}"
+
+
+def check_twin(quantizer: Quantizer, x: Array, branches: list[tuple[IntegerProduct, Array]]) -> str | None:
+    """The branches' codes together are the twin quantizer's value of x, counted in steps of the fine range.
+
+    branches: each kernel with the left codes it was fed, in x's order.
+    """
+    assert isinstance(quantizer, (TwinSoftmax, TwinGelu))
+    held = np.zeros(x.size, np.int64)
+    for product, codes in branches:
+        steps = float(product.lhs_scale.reshape(-1)[0]) / quantizer.fine
+        if steps not in {1.0, float(2**quantizer.shift)}:
+            return f"a branch has steps of {steps:.6g} fine steps, expected 1 or {2**quantizer.shift}"
+        held += (codes.astype(np.int64).reshape(-1) - int(product.lhs_zero.reshape(-1)[0])) * int(steps)
+    fine, coarse = quantizer.branches(x.reshape(-1))
+    sign = -1 if isinstance(quantizer, TwinGelu) else 1
+    expected = coarse.astype(np.int64) * 2**quantizer.shift + sign * fine.astype(np.int64)
+    wrong = int((held != expected).sum())
+    return f"{wrong} of {held.size} twin codes fed are not the quantizer's" if wrong else None
+
+
+def _rows_of(name: ProductName, site: SitePlan, weight: Array) -> Array:
+    """The weight one product multiplies by: the outlier channels alone, or all with those set to zero."""
+    if site.outliers is None:
+        return weight
+    channels = list(site.outliers.channels)
+    if name.branch == "outliers":
+        return np.ascontiguousarray(weight[channels])
+    rest = weight.copy()
+    rest[channels] = 0
+    return rest
+
+
+def are_head_factors(site: str, plan: ScalePlan, factor: Array) -> bool:
+    """Whether the factors on a fused qkv's columns turn its output into units of its heads' scales.
+
+    That is 1 / D_head for k and v, and for q the attention scale over D_head.
+    """
+    stem = site.rpartition(".")[0]
+    scores, values = plan.sites.get(f"{stem}.qk"), plan.sites.get(f"{stem}.pv")
+    if scores is None or values is None or not isinstance(scores.lhs, Uniform) or len(factor) % 3:
+        return False
+    q, k, v = np.split(factor, 3)
+    units = [_times_heads(k, scores.rhs.scale), _times_heads(v, values.rhs.scale)]
+    attention = _times_heads(q, scores.lhs.scale)
+    return all(_is_near(unit, 1.0) for unit in units) and _is_near(attention, attention_scale(attention))
+
+
+def _times_heads(part: Array, scale: tuple[float, ...]) -> Array:
+    """Columns of equal, consecutive heads, each times its head's scale; NaN where heads do not fit."""
+    if len(part) % len(scale):
+        return np.full(1, np.nan)
+    return part * np.repeat(np.asarray(scale, np.float64), len(part) // len(scale))
+
+
+def attention_scale(factor: Array) -> float:
+    """The nearest 1 / sqrt(depth), depth a whole number."""
+    first = float(factor[0])
+    return 1.0 / float(np.sqrt(max(1.0, np.rint(first**-2)))) if first > 0 else 1.0
+
+
+def _is_near(values: Array, wanted: float) -> bool:
+    """Equal up to the rounding of a few float32 operations."""
+    return bool((np.abs(values - wanted) <= 8 * 2.0**-24 * wanted).all())

@@ -1,0 +1,107 @@
+"""The quantised model, and the proof that it computes what the plan promised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ptq4vit_onnx.errors import ParityError
+from ptq4vit_onnx.evaluation.compare import AgainstFloat, compare_with_float
+from ptq4vit_onnx.graph.model_proto import load
+from ptq4vit_onnx.images.loading import ImageSet
+from ptq4vit_onnx.network.load import LoadedModel
+from ptq4vit_onnx.passes import PassReport, quantize
+from ptq4vit_onnx.plan.scale_plan import ScalePlan
+from ptq4vit_onnx.progress import Progress
+from ptq4vit_onnx.proof.end_to_end import EndToEnd, check_end_to_end
+from ptq4vit_onnx.proof.float_sites import FloatSites
+from ptq4vit_onnx.proof.kernels import KernelAudit, audit
+from ptq4vit_onnx.proof.layout import form_of
+from ptq4vit_onnx.proof.replay import Divergence, Replay
+from ptq4vit_onnx.proof.sites import SiteParity, check_sites, require_exact
+from ptq4vit_onnx.runtime.session import optimised_model, run
+
+Array = np.ndarray[Any, Any]
+MOST_IMAGES = 512  # more add time, not proof
+
+
+@dataclass(frozen=True)
+class Proof:
+    """kernels: what each product runs on. sites: each product against integer arithmetic. replay: each site against
+    the simulator, from the runtime's own values. end_to_end: both running freely. against_float: what quantisation
+    cost. images: where the last two were measured."""
+
+    kernels: KernelAudit
+    sites: list[SiteParity]
+    replay: list[Divergence]
+    end_to_end: EndToEnd
+    against_float: AgainstFloat
+    images: str
+
+
+def quantize_model(float_model: Any, plan: ScalePlan, path: Path) -> tuple[Path, PassReport]:
+    from ptq4vit_onnx.graph.model_proto import save_model
+
+    quantised, report = quantize(float_model, plan)
+    return save_model(quantised, path), report
+
+
+def prove(
+    path: Path, float_path: Path, plan: ScalePlan, model: LoadedModel, images: ImageSet, few: Array,
+    progress: Progress,
+) -> Proof:  # fmt: skip
+    """Audit the kernels, check every product, compare end to end; raises ParityError at the first that fails."""
+    optimised = optimised_model(path)
+    kernels = audit(path, plan, optimised)
+    kernels.require_integer()
+    kernels.require_exact()
+    sites = check_sites(path, plan, few, FloatSites(float_path, plan), optimised)
+    require_exact(sites)
+    replayed = _replay(path, plan, model, few)
+    return Proof(kernels, sites, replayed, *_compare(path, float_path, plan, model, images, progress))
+
+
+def _replay(path: Path, plan: ScalePlan, model: LoadedModel, few: Array) -> list[Divergence]:
+    from ptq4vit_onnx.simulation.fake import replay
+
+    hold = Replay(path, plan)
+    replay(model.module, plan, hold, few)
+    if hold.first_divergent is not None:
+        raise ParityError(f"the first site that diverges beyond rounding: {hold.first_divergent}")
+    return hold.divergences
+
+
+def _compare(
+    path: Path, float_path: Path, plan: ScalePlan, model: LoadedModel, images: ImageSet, progress: Progress
+) -> tuple[EndToEnd, AgainstFloat, str]:
+    pixels = images.images[:MOST_IMAGES]
+    labels = None if images.labels is None else images.labels[:MOST_IMAGES]
+    quantised, reference = run(path, pixels, threads=0), run(float_path, pixels, threads=0)
+    result = _against_simulator(quantised, path, plan, model, pixels, progress)
+    if not result.passed:
+        raise ParityError(result.sentence)
+    if images.synthetic or model.is_random:
+        labels = None
+    return result, compare_with_float(quantised, reference, labels), f"{len(pixels)} images of {images.source}"
+
+
+def _against_simulator(
+    quantised: Array, path: Path, plan: ScalePlan, model: LoadedModel, pixels: Array, progress: Progress
+) -> EndToEnd:
+    """The file's logits against the plan in integers with the runtime's own float kernels: equal, bit for bit.
+
+    A version of ONNX Runtime that fuses float operations otherwise rounds otherwise, and rounding is a cliff. Where
+    that brings the two apart, the limit is what the simulator reaches against itself with its last bits nudged.
+    """
+    from ptq4vit_onnx.simulation.fake import simulate, simulate_exactly
+
+    exactly = simulate_exactly(model.module, plan, form_of(load(path), plan), pixels, progress=progress)
+    result = check_end_to_end(quantised, exactly, model.is_random)
+    if result.passed:
+        return result
+    nudged = simulate(model.module, plan, pixels, nudge=True, progress=progress, title="simulating, nudged")
+    simulated = simulate(model.module, plan, pixels, progress=progress)
+    return check_end_to_end(quantised, simulated, model.is_random, nudged)

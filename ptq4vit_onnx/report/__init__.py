@@ -1,0 +1,1 @@
+"""What an export measured: a typed value, turned into JSON, a terminal table and an HTML page."""

@@ -1,0 +1,239 @@
+"""The two charts of a site as inline SVG: its values with the quantisation points, and the search curves.
+
+Colours are the page's (classes r1, r2, and one for each metric), so the charts follow its theme.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+
+from ptq4vit_onnx.plan.evidence import Histogram, SearchCurve
+from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax
+
+WIDTH, HEIGHT = 520.0, 262.0
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 12.0, 26.0, 52.0
+FLOOR = HEIGHT - BOTTOM  # where the x axis lies
+GAP = 16.0  # between the two ranges of a twin
+FINE_SHARE = 0.42  # of the width, for the fine range
+RUG = 9.0  # height of the strip of points below the axis
+VISIBLE_STEP = 4.5  # from this distance on, points are also drawn across the chart
+WORST_RATIO = 100.0  # losses beyond this many times the best are cut off
+METRICS = ("pearson", "cosine", "mse", "hessian")
+
+
+@dataclass(frozen=True)
+class Points:
+    """Quantisation points first, first + step, ..: `count` of them."""
+
+    name: str
+    first: float
+    step: float
+    count: int
+
+    @property
+    def last(self) -> float:
+        return self.first + (self.count - 1) * self.step
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A part of a chart with an x axis of its own: values low..high at left..right."""
+
+    low: float
+    high: float
+    left: float
+    right: float
+
+    def x(self, value: float) -> float:
+        return self.left + (value - self.low) / (self.high - self.low) * (self.right - self.left)
+
+
+def points_of(lhs: Quantizer) -> tuple[Points, ...]:
+    """The points of each range: one range, or fine and coarse. Of several scales (heads) the largest's."""
+    if isinstance(lhs, TwinSoftmax):
+        first = max(1, math.ceil(lhs.split / lhs.coarse))  # below the split only the fine range is used
+        coarse = Points("R2", first * lhs.coarse, lhs.coarse, lhs.high - first + 1)
+        return Points("R1", 0.0, lhs.fine, lhs.high + 1), coarse
+    if isinstance(lhs, TwinGelu):
+        count = lhs.high + 1
+        return Points("R1", -lhs.high * lhs.fine, lhs.fine, count), Points("R2", 0.0, lhs.coarse, count)
+    step = max(lhs.scale)
+    zero = lhs.zero_point[lhs.scale.index(step)] if isinstance(lhs, Affine) else 0
+    return (Points("", (lhs.low - zero) * step, step, lhs.high - lhs.low + 1),)
+
+
+def histogram_chart(histograms: Sequence[Histogram], lhs: Quantizer, title: str) -> str:
+    """Counts on a log scale over the values, and below the axis (across it where they are few) the points."""
+    ranges = points_of(lhs)
+    panels = _panels([(min(h.low, p.first), max(h.high, p.last)) for h, p in zip(histograms, ranges, strict=True)])
+    most = max(max(histogram.counts) for histogram in histograms)
+    top = max(1.0, math.log10(max(most, 1)) * 1.04)
+    parts = [_count_axis(top)]
+    for number, (panel, histogram, points) in enumerate(zip(panels, histograms, ranges, strict=True)):
+        colour = "r1" if len(panels) == 2 and number == 0 else "r2"
+        parts += [_steps(panel, histogram, top, colour), _rug(panel, points, colour), _value_axis(panel)]
+        parts.append(_range_label(panel, points, colour, at_the_end=number == 1))
+    parts.append(_axis_title("value of the left operand"))
+    return _svg(title, parts)
+
+
+def curve_chart(curve: SearchCurve, used: str, title: str) -> str:
+    """Every metric over the candidates, each over its own best, and the chosen candidate as a line."""
+    low, high = (0.0, max(curve.x)) if curve.axis == "scale" else (min(curve.x) - 0.5, max(curve.x) + 0.5)
+    panel = Panel(low, max(high, *curve.chosen), LEFT, WIDTH - RIGHT)
+    finite = [value for losses in curve.losses.values() for value in losses if value is not None]
+    top = math.log10(min(WORST_RATIO, max([10.0, *finite])))
+    order = sorted(curve.losses, key=lambda metric: (metric == used, METRICS.index(metric)))
+    parts = [_ratio_axis(top), _value_axis(panel, whole=curve.axis == "shift"), _chosen(panel, curve)]
+    parts += [_line(panel, curve, metric, top, metric == used) for metric in order]
+    name = "scale / scale that covers all values" if curve.axis == "scale" else "shift: D1 = D2 / 2^shift"
+    return _svg(title, [*parts, _axis_title(name)])
+
+
+def figure(value: float, digits: int = 3) -> str:
+    """A number in few characters: 0.0123, 41, 5.7e-5."""
+    if value == 0:
+        return "0"
+    if 1e-3 <= abs(value) < 1e5:
+        text = f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    short = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    return f"{short}e{int(exponent)}"
+
+
+def _range_label(panel: Panel, points: Points, colour: str, at_the_end: bool) -> str:
+    place, anchor = (panel.right, "right") if at_the_end else (panel.left, "left")
+    name = f"{points.name}: " if points.name else ""
+    text = f"{name}step {figure(points.step)}"
+    return f'<text class="{colour} b {anchor}" x="{place:.0f}" y="14">{text}</text>'
+
+
+def _panels(domains: Sequence[tuple[float, float]]) -> list[Panel]:
+    widened = [(low, high if high > low else low + 1.0) for low, high in domains]
+    if len(widened) == 1:
+        return [Panel(*widened[0], LEFT, WIDTH - RIGHT)]
+    border = LEFT + FINE_SHARE * (WIDTH - RIGHT - LEFT)
+    return [Panel(*widened[0], LEFT, border - GAP / 2), Panel(*widened[1], border + GAP / 2, WIDTH - RIGHT)]
+
+
+def _y(share: float) -> float:
+    """Where a share of the height of the plot lies; more than all of it is cut off."""
+    return FLOOR - min(max(share, 0.0), 1.0) * (FLOOR - TOP)
+
+
+def _steps(panel: Panel, histogram: Histogram, top: float, colour: str) -> str:
+    """The outline of the bins; a bin of one value still shows."""
+    width = (histogram.high - histogram.low) / len(histogram.counts)
+    path = [f"M{panel.x(histogram.low):.1f} {FLOOR:.0f}"]
+    for number, count in enumerate(histogram.counts):
+        height = _y((math.log10(count) + 0.04) / top) if count else FLOOR
+        path.append(f"V{height:.0f}H{panel.x(histogram.low + (number + 1) * width):.1f}")
+    return f'<path class="{colour} area" d="{"".join(path)}V{FLOOR:.0f}z"/>'
+
+
+def _rug(panel: Panel, points: Points, colour: str) -> str:
+    """All points as one dashed line: a dash for each."""
+    step = points.step / (panel.high - panel.low) * (panel.right - panel.left)
+    dash = min(1.2, 0.45 * step)
+    start, end = panel.x(points.first) - dash / 2, panel.x(points.last) + dash / 2
+    pattern = f'x1="{start:.2f}" x2="{end:.2f}" stroke-dasharray="{dash:.4f} {step - dash:.4f}"'
+    middle = FLOOR + RUG / 2 + 1
+    rug = f'<line class="{colour} rug" y1="{middle}" y2="{middle}" stroke-width="{RUG}" {pattern}/>'
+    if step < VISIBLE_STEP:
+        return rug
+    middle, height = (TOP + FLOOR) / 2, FLOOR - TOP
+    return f'{rug}<line class="{colour} across" y1="{middle}" y2="{middle}" stroke-width="{height}" {pattern}/>'
+
+
+def _chosen(panel: Panel, curve: SearchCurve) -> str:
+    lines = "".join(f"M{panel.x(value):.1f} {TOP:.0f}V{FLOOR:.0f}" for value in dict.fromkeys(curve.chosen))
+    values = [figure(min(curve.chosen)), figure(max(curve.chosen))]
+    text = values[0] if len(curve.chosen) == 1 else f"{values[0]} to {values[1]}, one per head"
+    middle = panel.x(sum(curve.chosen) / len(curve.chosen))
+    anchor = "right" if middle > WIDTH * 0.6 else "left" if middle < WIDTH * 0.3 else ""
+    return f'<path class="chosen" d="{lines}"/><text class="b {anchor}" x="{middle:.0f}" y="14">chosen: {text}</text>'
+
+
+def _line(panel: Panel, curve: SearchCurve, metric: str, top: float, used: bool) -> str:
+    """One metric's curve, and a dot at its best candidate."""
+    places: list[tuple[float, float] | None] = [
+        None if loss is None else (panel.x(x), math.log10(max(loss, 1.0)) / top)
+        for x, loss in zip(curve.x, curve.losses[metric], strict=True)
+    ]
+    marks = f"{metric} line{' used' if used else ''}"
+    best = next((place for place in places if place is not None and place[1] == 0.0), None)
+    dot = f'<circle class="{metric}" cx="{best[0]:.1f}" cy="{FLOOR:.1f}" r="3.5"/>' if best else ""
+    return f'<path class="{marks}" d="{_polyline(places)}"/>{dot}'
+
+
+def _polyline(places: Sequence[tuple[float, float] | None]) -> str:
+    """A path through (x, share of the height); what lies above the chart is left out, None parts the path."""
+    path, reached = "", ""
+    for start, end in pairwise(places):
+        if start is None or end is None or (start[1] > 1 and end[1] > 1):
+            continue
+        if start[1] > 1 or end[1] > 1:
+            part = (1 - start[1]) / (end[1] - start[1])
+            border = (start[0] + part * (end[0] - start[0]), 1.0)
+            start, end = (border, end) if start[1] > 1 else (start, border)
+        ends = [f"{x:.1f} {_y(share):.1f}" for x, share in (start, end)]
+        path += f"L{ends[1]}" if ends[0] == reached else f"M{ends[0]}L{ends[1]}"
+        reached = ends[1]
+    return path
+
+
+def _count_axis(top: float) -> str:
+    marks = [(exponent / top, _count(10**exponent)) for exponent in range(math.floor(top) + 1)]
+    return _y_axis(marks[:: 2 if len(marks) > 6 else 1], "values in bin")
+
+
+def _ratio_axis(top: float) -> str:
+    ratios = [1, 3, 10, 30, 100] if top > 1 else [1, 2, 5, 10]
+    marks = [(math.log10(ratio) / top, f"{ratio}×") for ratio in ratios if math.log10(ratio) <= top + 1e-9]
+    return _y_axis(marks, "loss / best loss")
+
+
+def _y_axis(marks: Sequence[tuple[float, str]], title: str) -> str:
+    lines = "".join(f"M{LEFT:.0f} {_y(share):.0f}H{WIDTH - RIGHT:.0f}" for share, _ in marks)
+    labels = "".join(f'<text x="{LEFT - 6:.0f}" y="{_y(share) + 4:.0f}">{text}</text>' for share, text in marks)
+    name = f'<text class="m" transform="translate(11 {(TOP + FLOOR) / 2:.0f}) rotate(-90)">{title}</text>'
+    return f'<path class="grid" d="{lines}"/><g class="right">{labels}</g>{name}'
+
+
+def _value_axis(panel: Panel, whole: bool = False) -> str:
+    wanted = max(2, round((panel.right - panel.left) / 80))
+    ticks = [float(n) for n in range(math.ceil(panel.low), math.floor(panel.high) + 1)] if whole else []
+    ticks = ticks or nice_ticks(panel.low, panel.high, wanted)
+    axis = f'<path class="axis" d="M{panel.left:.1f} {FLOOR:.0f}H{panel.right:.1f}"/>'
+    return axis + "".join(f'<text x="{panel.x(tick):.0f}" y="{FLOOR + 25:.0f}">{figure(tick)}</text>' for tick in ticks)
+
+
+def nice_ticks(low: float, high: float, wanted: int) -> list[float]:
+    """About `wanted` multiples of 1, 2 or 5 times a power of ten within low..high."""
+    raw = (high - low) / wanted
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def _axis_title(text: str) -> str:
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    return f'<text class="m" x="{middle:.0f}" y="{HEIGHT - 6:.0f}">{text}</text>'
+
+
+def _count(number: int) -> str:
+    for unit, suffix in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= unit:
+            return f"{number // unit}{suffix}"
+    return str(number)
+
+
+def _svg(title: str, parts: Sequence[str]) -> str:
+    name = escape(title)
+    return f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" aria-label="{name}">{"".join(parts)}</svg>'

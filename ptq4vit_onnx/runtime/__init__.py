@@ -1,0 +1,1 @@
+"""ONNX Runtime on this machine's CPU: sessions, inner tensors, timing, features, memory."""

@@ -1,0 +1,193 @@
+"""ONNX Runtime on the CPU: sessions, inference, the graph that is really executed, the CPU's features."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.graph.model_proto import Array, Model
+
+logger = logging.getLogger(__name__)
+
+
+PROTOBUF_LIMIT = 2**31 - 2**20  # a protobuf message must stay below 2 GB; the graph itself needs a little room
+_CPU_ONLY = ["CPUExecutionProvider"]
+_QUIET = 3  # ONNX Runtime's severity level "error"
+
+
+def session(
+    model: Model,
+    threads: int = 1,
+    optimise: bool = True,
+    optimised_path: Path | None = None,
+    profile_prefix: Path | None = None,
+) -> Any:
+    """An inference session on the CPU whose threads sleep between runs, so that other sessions are not
+    disturbed.
+
+    optimise=False runs the graph's nodes as they are. optimised_path: where ONNX Runtime writes the graph it
+    made.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = _QUIET
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    levels = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
+    if optimised_path is not None:
+        _write_optimised_graph_to(options, optimised_path, model)
+    if profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile_prefix)
+    with _source(model) as source:
+        return _create(source, options)
+
+
+def run(
+    model: Model | Any,
+    images: Array,
+    batch: int = 8,
+    threads: int = 1,
+) -> Array:
+    """The first output for `images` [n, channels, height, width] float32, as [n, ...]: logits of a
+    classifier.
+
+    `model` may also be a session. A model of static batch is run in batches of its own size; the last one is
+    filled up by repeating its last image, and the surplus is cut off.
+    """
+    if len(images) == 0:
+        raise UserError("no images to run the model on, expected at least one")
+    runner = model if hasattr(model, "get_inputs") else session(model, threads)
+    name, fixed = image_input(runner).name, static_batch(runner)
+    size = fixed or batch
+    outputs = []
+    for start in range(0, len(images), size):
+        part = images[start : start + size]
+        fed = _fill(part, size) if fixed else part
+        output = run_once(runner, {name: fed})[0]
+        _require_rows(runner, output, len(fed))
+        outputs.append(output[: len(part)])
+    return np.concatenate(outputs)
+
+
+def run_once(runner: Any, feeds: dict[str, Array], names: list[str] | None = None) -> list[Array]:
+    """One run; a shape that the model does not take is the user's mistake, said in one line."""
+    for wanted in runner.get_inputs():
+        shape = feeds[wanted.name].shape
+        fits = len(shape) == len(wanted.shape) and all(
+            not isinstance(want, int) or want == got for want, got in zip(wanted.shape, shape, strict=True)
+        )
+        if not fits:
+            raise UserError(f"the model's input {wanted.name!r} is {wanted.shape}, got images of {list(shape)}")
+    return execute(runner, feeds, names)
+
+
+def execute(runner: Any, feeds: dict[str, Array], names: list[str] | None = None) -> list[Array]:
+    """One run, unchecked; a graph that loads and then fails is said in one line."""
+    try:
+        return runner.run(names, feeds)  # type: ignore[no-any-return]
+    except Exception as error:  # a class per status code, as when a session is made
+        raise UserError(
+            f"ONNX Runtime cannot run {_name(runner)}: {_first_line(error)}; give a file that ptq4vit-onnx export "
+            "has written"
+        ) from error
+
+
+def image_input(runner: Any) -> Any:
+    """The one input of a session's model: float images [batch, channels, height, width]."""
+    inputs = runner.get_inputs()
+    if len(inputs) != 1 or inputs[0].type != "tensor(float)":
+        found = ", ".join(f"{entry.name} {entry.type}" for entry in inputs) or "none"
+        raise UserError(f"{_name(runner)} has {len(inputs)} inputs ({found}); expected one tensor(float) of images")
+    return inputs[0]
+
+
+def static_batch(runner: Any) -> int | None:
+    """The batch size a session's model is fixed to, None where it is free."""
+    shape = runner.get_inputs()[0].shape
+    return shape[0] if shape and isinstance(shape[0], int) else None
+
+
+def optimised_model(model: Model) -> onnx.ModelProto:
+    """The graph ONNX Runtime executes on this CPU, after all of its own optimisations, weights included."""
+    with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as folder:
+        path = Path(folder) / "optimised.onnx"
+        session(model, optimised_path=path)
+        return onnx.load(str(path))
+
+
+def _create(source: str | bytes, options: Any) -> Any:
+    try:
+        return onnxruntime.InferenceSession(source, options, providers=_CPU_ONLY)
+    except Exception as error:
+        # ONNX Runtime raises a class per status code; all of them say that this file cannot be executed
+        where = source if isinstance(source, str) else "the model"
+        raise UserError(f"ONNX Runtime cannot load {where}: {_first_line(error)}") from error
+
+
+def _name(runner: Any) -> str:
+    """The file a session was made from; one made from bytes has none."""
+    return str(getattr(runner, "_model_path", None) or "the model")
+
+
+def _require_rows(runner: Any, output: Any, images: int) -> None:
+    shape = list(np.shape(output)) if isinstance(output, np.ndarray) else type(output).__name__
+    if not isinstance(output, np.ndarray) or output.ndim < 1 or len(output) != images:
+        raise UserError(f"{_name(runner)} returns {shape} for {images} images; expected one row for each")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _fill(part: Array, size: int) -> Array:
+    missing = size - len(part)
+    return part if missing == 0 else np.concatenate([part, np.repeat(part[-1:], missing, axis=0)])
+
+
+def _write_optimised_graph_to(options: Any, path: Path, model: Model) -> None:
+    options.optimized_model_filepath = str(path)
+    if _size(model) > PROTOBUF_LIMIT // 2:
+        # constants may grow when packed weights are unfolded, so half the limit is where one file is safe
+        key = "session.optimized_model_external_initializers"
+        options.add_session_config_entry(f"{key}_file_name", path.name + ".data")
+        options.add_session_config_entry(f"{key}_min_size_in_bytes", "1024")
+
+
+def _size(model: Model) -> int:
+    if isinstance(model, bytes):
+        return len(model)
+    if isinstance(model, onnx.ModelProto):
+        return int(model.ByteSize())
+    beside = [path for path in model.parent.glob(model.name + "*") if path.is_file()]
+    return sum(path.stat().st_size for path in beside)
+
+
+@contextmanager
+def _source(model: Model) -> Iterator[str | bytes]:
+    """What ONNX Runtime reads: a path or bytes; a proto too large for bytes goes through a temporary file."""
+    if isinstance(model, bytes):
+        yield model
+    elif isinstance(model, Path):
+        if not model.is_file():
+            raise UserError(f"no model file at {model}")
+        yield str(model)
+    elif _size(model) < PROTOBUF_LIMIT:
+        yield model.SerializeToString()
+    else:
+        with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as folder:
+            path = Path(folder) / "model.onnx"
+            copy = onnx.ModelProto()
+            copy.CopyFrom(model)  # saving moves the weights out of the proto it is given
+            onnx.save(copy, str(path), save_as_external_data=True, location="model.data")
+            yield str(path)

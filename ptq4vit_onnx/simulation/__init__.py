@@ -1,0 +1,1 @@
+"""The plan on the torch model: fake-quantised, or in exact integers rounded as the file rounds."""

@@ -1,0 +1,172 @@
+"""The plan in integers, on the torch model: every product as a sum of codes, rounded to float as the runtime does.
+
+The simulator (`simulate.Simulator`) multiplies decoded values in float32: good for accuracy, but its last bits are
+its own. This one computes each product exactly and goes back to float32 in the same few steps as the file:
+
+    acc * (lhs scale * rhs scale)  [+ the twin's other branch]  [+ outliers]  [+ bias]  [* the heads' scales]
+
+With the runtime's own LayerNorm, softmax and GELU in between (`runtime_floats`), its logits are the file's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ptq4vit_onnx.network.products import Call
+from ptq4vit_onnx.plan.file_layout import FileForm
+from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, TwinGelu, Uniform, spread
+from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
+from ptq4vit_onnx.plan.weight_codes import ship_weight
+
+Array = np.ndarray[Any, Any]
+EXACT = 2**24  # float32 holds every whole number up to here
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """Codes [.., inputs, outputs] as float32, and what one step of the sums is worth next to a left scale of 1."""
+
+    codes: Tensor
+    scale: Tensor
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """A linear as it ships. units: where it is folded, what a step of each output column is worth; else None."""
+
+    main: _Weight
+    outliers: _Weight | None
+    bias: Tensor | None
+    units: Tensor | None
+
+
+class ExactSimulator:
+    """A handler that computes each planned product in integers, and rounds to float as a file of `form` does."""
+
+    def __init__(self, plan: ScalePlan, form: FileForm) -> None:
+        self.plan, self.form = plan, form
+        self.linears: dict[str, _Linear] = {}
+
+    def __call__(self, call: Call) -> Tensor:
+        plan = self.plan.sites[call.site.name]
+        return self._of_activations(call, plan) if plan.kind == "matmul" else self._linear(call, plan)
+
+    def _linear(self, call: Call, plan: SitePlan) -> Tensor:
+        name = call.site.name
+        if name not in self.linears:
+            self.linears[name] = self._prepare(call, plan)
+        linear = self.linears[name]
+        out = self._product(name, plan.lhs, call.lhs, linear.main)
+        if plan.outliers is not None and linear.outliers is not None:
+            picked = call.lhs[..., list(plan.outliers.channels)]
+            out = out + self._product(name, plan.outliers.lhs, picked, linear.outliers)
+        if linear.bias is not None:
+            out = out + linear.bias
+        return call.arrange(out if linear.units is None else self._as_bytes(name, out) * linear.units)
+
+    def _as_bytes(self, name: str, out: Tensor) -> Tensor:
+        """What leaves a folded qkv: the codes of q, k and v. Times their units they round to these codes again."""
+        q, k, v = out.chunk(3, -1)
+        scores, values = self._attention(name)
+        sides = zip((q, k, v), (scores.lhs, scores.rhs, values.rhs), strict=True)
+        return torch.cat([part.round().clamp(side.low, side.high) for part, side in sides], -1)  # type: ignore[union-attr]
+
+    def _of_activations(self, call: Call, plan: SitePlan) -> Tensor:
+        name = call.site.name
+        folded = f"{name.rpartition('.')[0]}.qkv" in self.form.folded
+        left, right = plan.lhs, plan.rhs
+        heads, inner = _head_scales(right, folded)
+        weight = _Weight(units(right, call.rhs), torch.tensor(inner))
+        if isinstance(left, (Uniform, Affine)):
+            more, outer = _head_scales(left, folded and plan.lhs_source != "softmax")
+            heads = more if heads is None else heads if more is None else more * heads
+            out = kernel(units(left, call.lhs), weight, outer)
+        else:
+            out = self._product(name, left, call.lhs, weight)
+        return out if heads is None else out * torch.from_numpy(heads).reshape(-1, 1, 1)
+
+    def _product(self, name: str, lhs: Quantizer, x: Tensor, weight: _Weight) -> Tensor:
+        if isinstance(lhs, (Uniform, Affine)):
+            return kernel(units(lhs, x), weight, lhs.scale[0])
+        fine, coarse = lhs.branches(x)
+        fine = -fine if isinstance(lhs, TwinGelu) else fine
+        if name in self.form.merged:
+            return kernel(coarse * 2.0**lhs.shift + fine, weight, lhs.fine)
+        return kernel(fine, weight, lhs.fine) + kernel(coarse, weight, lhs.coarse)
+
+    def _prepare(self, call: Call, plan: SitePlan) -> _Linear:
+        name, weight = call.site.name, call.rhs.numpy()
+        attention = self.form.folded.get(name)
+        factors = None if attention is None else self._factors(name, attention, weight.shape[1])
+        outliers = None
+        if plan.outliers is not None:
+            channels = list(plan.outliers.channels)
+            outliers = _weight(weight[channels], plan.outliers.lhs, plan.outliers.rhs, factors)
+            weight = weight.copy()
+            weight[channels] = 0
+        main = _weight(weight, plan.lhs, plan.rhs, factors)
+        inverse = None if factors is None else torch.from_numpy((1 / factors).astype(np.float32))
+        return _Linear(main, outliers, _bias(call.bias, plan.bias_correction, factors, weight.shape[1]), inverse)
+
+    def _factors(self, name: str, attention: float, outputs: int) -> Array:
+        """What turns each output column of a qkv into units of its consumer, in float64."""
+        scores, values = self._attention(name)
+        parts = ((scores.lhs, attention), (scores.rhs, 1.0), (values.rhs, 1.0))
+        scales = [(np.asarray(side.scale, np.float64), factor) for side, factor in parts]  # type: ignore[union-attr]
+        return np.concatenate([np.repeat(factor / scale, outputs // 3 // len(scale)) for scale, factor in scales])
+
+    def _attention(self, name: str) -> tuple[SitePlan, SitePlan]:
+        stem = name.rpartition(".")[0]
+        return self.plan.sites[f"{stem}.qk"], self.plan.sites[f"{stem}.pv"]
+
+
+def kernel(codes: Tensor, weight: _Weight, scale: float) -> Tensor:
+    """An integer product: its exact sums become float32 and are multiplied by the product of both scales."""
+    return whole_product(codes, weight.codes).float() * (weight.scale * scale)
+
+
+def whole_product(lhs: Tensor, rhs: Tensor) -> Tensor:
+    """lhs @ rhs of whole numbers, exact: float32 is, as long as no sum can exceed 2^24, so the inner axis is cut."""
+    largest = float(lhs.abs().max()) * float(rhs.abs().max())
+    step = max(1, int(EXACT // max(largest, 1.0)))
+    if step >= lhs.shape[-1]:
+        return lhs @ rhs
+    parts = zip(torch.split(lhs, step, -1), torch.split(rhs, step, -2), strict=True)
+    return torch.stack([(left @ right).double() for left, right in parts]).sum(0)
+
+
+def units(quantizer: Uniform | Affine, x: Tensor) -> Tensor:
+    """Codes counted from the zero point, as floats."""
+    codes = quantizer.codes(x)
+    return codes - spread(quantizer.zero_point, x, quantizer.axis) if isinstance(quantizer, Affine) else codes
+
+
+def _head_scales(quantizer: Uniform | Affine, folded: bool) -> tuple[Array | None, float]:
+    """(one factor per head for behind the product, the scale inside it): a kernel takes one scale per side."""
+    scales = np.asarray(quantizer.scale, np.float32)
+    one = len(scales) == 1 or (folded and bool((scales == scales[0]).all()))
+    return (None, float(scales[0])) if one else (scales, 1.0)
+
+
+def _weight(weight: Array, lhs: Quantizer, rhs: Uniform, factors: Array | None) -> _Weight:
+    codes, _ = ship_weight(np.ascontiguousarray(weight), lhs, rhs)
+    scale = np.repeat(np.asarray(rhs.scale, np.float32), weight.shape[1] // len(rhs.scale))
+    if factors is not None:
+        scale = (scale.astype(np.float64) * factors).astype(np.float32)
+    return _Weight(torch.from_numpy(codes).float(), torch.from_numpy(scale))
+
+
+def _bias(bias: Tensor | None, correction: tuple[float, ...] | None, factors: Array | None, outputs: int) -> Any:
+    if bias is None and correction is None:
+        return None
+    whole = np.zeros(outputs, np.float32) if bias is None else bias.numpy()
+    if correction is not None:
+        whole = whole + np.asarray(correction, np.float32)
+    if factors is not None:
+        whole = (whole.astype(np.float64) * factors).astype(np.float32)
+    return torch.from_numpy(whole)

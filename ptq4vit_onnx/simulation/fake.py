@@ -1,0 +1,142 @@
+"""The torch model with a plan applied: fake-quantised, for accuracy without ONNX and as one side of parity.
+
+A plan is about the model with its channels folded in: `applying` does that, and lets a handler compute the products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ptq4vit_onnx.network.channel_folding import folded
+from ptq4vit_onnx.network.planned_product import shipped_sides, with_weight
+from ptq4vit_onnx.network.products import Call, Handler, compute_plainly, watching
+from ptq4vit_onnx.plan.file_layout import FileForm
+from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
+from ptq4vit_onnx.progress import Progress, silent
+
+Array = np.ndarray[Any, Any]
+
+
+class Hold(Protocol):
+    """What another engine computed of the same images: `show` runs it, a call exchanges a site's output for its."""
+
+    def show(self, images: Array) -> None: ...
+
+    def __call__(self, site: str, simulated: Array) -> Array: ...
+
+
+class Simulator:
+    """A handler that computes each planned product as the plan says; weights are prepared once.
+
+    sites: leave None to apply the whole plan; a set of names applies only those and leaves the others in float.
+    nudge: change the last bits of every product's outputs at random, by up to four units in the last place: what
+    another implementation of the float operations in between (LayerNorm, softmax, GELU) does as well.
+    """
+
+    def __init__(
+        self, plan: ScalePlan | Mapping[str, SitePlan], sites: set[str] | None = None, nudge: bool = False
+    ) -> None:
+        self.plans = plan.sites if isinstance(plan, ScalePlan) else plan
+        self.only = sites
+        self.generator = torch.Generator().manual_seed(0) if nudge else None
+        self.weights: dict[str, tuple[Tensor, Tensor | None]] = {}
+
+    def __call__(self, call: Call) -> Tensor:
+        out = self._product(call)
+        if self.generator is None:
+            return out
+        steps = torch.randint(-4, 5, out.shape, generator=self.generator, dtype=torch.int8)
+        return out * (1 + steps * torch.finfo(torch.float32).eps)
+
+    def _product(self, call: Call) -> Tensor:
+        name = call.site.name
+        if self.only is not None and name not in self.only:
+            return call.plain()
+        plan = self.plans[name]
+        if plan.kind == "matmul":
+            return call.finish(plan.lhs.fake_quantize(call.lhs) @ plan.rhs.fake_quantize(call.rhs))
+        if name not in self.weights:
+            self.weights[name] = shipped_sides(call.rhs, plan)
+        out = call.finish(with_weight(call.lhs, plan, *self.weights[name]))
+        if plan.bias_correction is None:
+            return out
+        shape = (-1, 1, 1) if plan.kind == "conv" else (-1,)
+        return out + out.new_tensor(plan.bias_correction).reshape(shape)
+
+
+@contextmanager
+def applying(model: nn.Module, plan: ScalePlan | Mapping[str, SitePlan], handler: Handler) -> Iterator[None]:
+    """While it is open, `handler` computes the products of the model that the plan is about.
+
+    Others are constants: whoever makes a plan or takes one over sees to it that all sites are in it.
+    """
+    sites = plan.sites if isinstance(plan, ScalePlan) else plan
+
+    def planned(call: Call) -> Tensor:
+        return handler(call) if call.site.name in sites else call.plain()
+
+    with folded(model, plan), watching(model, planned, compute_plainly):
+        yield
+
+
+def simulate(
+    model: nn.Module,
+    plan: ScalePlan | Mapping[str, SitePlan] | None,
+    images: Array,
+    batch: int = 16,
+    sites: set[str] | None = None,
+    nudge: bool = False,
+    progress: Progress = silent,
+    title: str = "simulating",
+) -> Array:
+    """Logits [n, classes] of the model under the plan, or of the float model where plan is None."""
+    watch = nullcontext() if plan is None else applying(model, plan, Simulator(plan, sites, nudge))
+    return _logits(model, images, batch, watch, progress, title)
+
+
+def simulate_exactly(
+    model: nn.Module,
+    plan: ScalePlan,
+    form: FileForm,
+    images: Array,
+    batch: int = 8,
+    progress: Progress = silent,
+) -> Array:
+    """Logits [n, classes] of the plan in integer arithmetic, rounded as a file of `form` rounds in ONNX Runtime."""
+    from ptq4vit_onnx.simulation.exact import ExactSimulator
+    from ptq4vit_onnx.simulation.ort_kernels import RuntimeFloats
+
+    with RuntimeFloats():  # outside: products are seen before it
+        return _logits(model, images, batch, applying(model, plan, ExactSimulator(plan, form)), progress, "simulating")
+
+
+def _logits(model: nn.Module, images: Array, batch: int, watch: Any, progress: Progress, title: str) -> Array:
+    starts = range(0, len(images), batch)
+    with torch.no_grad(), watch:
+        chunks = [model(torch.from_numpy(images[start : start + batch])) for start in progress(starts, title)]
+    return torch.cat(chunks).numpy()
+
+
+def replay(model: nn.Module, plan: ScalePlan, hold: Hold, images: Array) -> None:
+    """Simulate each site from what the ONNX model computed before it; `hold` keeps how far they differ."""
+    simulator = Simulator(plan)
+
+    def compare(call: Call) -> Tensor:
+        return torch.from_numpy(hold(call.site.name, simulator(call).numpy()))
+
+    for image in images[:, None]:
+        hold.show(image)
+        with torch.no_grad(), applying(model, plan, compare):
+            model(torch.from_numpy(image))
+
+
+def predictor(model: nn.Module, plan: Mapping[str, SitePlan], batch: int = 16) -> Callable[[Array], Array]:
+    """images [n, C, H, W] -> logits under the plan; weights are quantised once for all calls."""
+    simulator = Simulator(plan)
+    return lambda images: _logits(model, images, batch, applying(model, plan, simulator), silent, "")

@@ -1,0 +1,1 @@
+"""Comparisons beyond one export: other tools on the same images, and the paper's tables."""

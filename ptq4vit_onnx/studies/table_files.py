@@ -1,0 +1,98 @@
+"""Measured rows of the paper's tables on disk: a CSV to go on from, and the same as Markdown to read."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.evaluation import metrics
+from ptq4vit_onnx.evaluation.metrics import Array
+from ptq4vit_onnx.files.outputs import write_whole
+
+COLUMNS = (
+    "model", "method", "bits", "images", "top1", "paper_top1", "drop", "drop_error", "paper_drop", "float_top1",
+    "paper_float_top1", "agreement", "kl", "minutes", "paper_minutes", "engine", "validation_images", "seed", "key",
+)  # fmt: skip
+# The simulator computes what ships, so a W8A8 row is not quite the paper's experiment; whoever compares has to know.
+NOTE = (
+    "Weights of 8 bits are those that ship: neighbours whose products could overflow 16 bits on CPUs without VNNI are "
+    "moved towards zero, by engine simulator as well. The paper's are not."
+)
+
+
+@dataclass
+class Tally:
+    """A model next to its float form, summed over images as they come."""
+
+    images: int = 0
+    right: int = 0
+    lost: int = 0
+    gained: int = 0
+    agreeing: int = 0
+    divergence: float = 0.0
+
+    def add(self, logits: Array, reference: Array, labels: Array) -> None:
+        drop = metrics.paired_drop(reference, logits, labels)
+        predicted = metrics.predictions(logits)
+        self.images += len(labels)
+        self.right += int((predicted == labels).sum())
+        self.lost, self.gained = self.lost + drop.lost, self.gained + drop.gained
+        self.agreeing += int((predicted == metrics.predictions(reference)).sum())
+        self.divergence += metrics.mean_kl(reference, logits) * len(labels)
+
+    def cells(self) -> dict[str, str]:
+        change, count = self.lost - self.gained, self.images
+        variance = (self.lost + self.gained - change**2 / count) / max(count - 1, 1)
+        percent = {
+            "top1": self.right, "drop": change, "float_top1": self.right + change, "agreement": self.agreeing,
+            "drop_error": (count * variance) ** 0.5,
+        }  # fmt: skip
+        cells = {name: f"{100 * value / count:.2f}" for name, value in percent.items()}
+        return {**cells, "kl": f"{self.divergence / count:.5f}", "validation_images": str(count)}
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of an earlier run; a file of something else is refused, not overwritten."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, csv.Error) as error:
+        raise UserError(f"cannot read {path}: {error}; give another --output") from error
+    if tuple(reader.fieldnames or ()) != COLUMNS or any(None in row or None in row.values() for row in rows):
+        raise UserError(f"{path} has other columns than this command writes; move it away or give another --output")
+    return rows
+
+
+def add_row(path: Path, row: dict[str, str]) -> None:
+    """Read again before writing: another process may have added rows of other models meanwhile."""
+    write_rows(path, [*read_rows(path), row])
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, str]]) -> None:
+    """Both files, each whole or not at all; the Markdown lies next to the CSV."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {path.parent}: {error.strerror}; give another --output") from error
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, text.getvalue())
+    write_whole(path.with_suffix(".md"), markdown(rows))
+
+
+def markdown(rows: Sequence[dict[str, str]]) -> str:
+    """The same as a table to read, without the key; columns that no row fills are left out."""
+    titles = {name: name.replace("top1", "top-1").replace("_", " ") for name in COLUMNS if name != "key"}
+    titles |= {"images": "calibration images", "kl": "KL"}
+    shown = [name for name in titles if not rows or any(row[name] for row in rows)]
+    lines = [[titles[name] for name in shown], ["---"] * len(shown), *([row[name] for name in shown] for row in rows)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + f"\n{NOTE}\n"

@@ -1,0 +1,91 @@
+"""Blocks: cut out where nothing else reads what enters them, else the module around them is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ptq4vit_onnx.network.blocks import find_blocks
+from ptq4vit_onnx.network.products import discover, watching
+from ptq4vit_onnx.network.recording import Recorder
+from ptq4vit_onnx.network.tape import draw_labels, record
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        x = self.fc(x).add_(1)  # what it made is changed in place, as by timm's positions
+        out: Tensor = (x @ x.transpose(-2, -1)).softmax(-1) @ (x if other is None else other)
+        return out
+
+
+class Pair(nn.Module):
+    """Two attentions in a list, and a norm whose gradient needs what it kept, so that it can be asked once."""
+
+    def __init__(self, compute: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.norm, self.attentions, self.compute = nn.LayerNorm(4), nn.ModuleList([Attention(), Attention()]), compute
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(self.attentions, self.norm(x))
+
+
+class Model(nn.Module):
+    def __init__(self, compute: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.blocks = nn.Linear(4, 4), nn.Sequential(Pair(compute), Pair(compute))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.blocks(self.stem(x)).flatten(1)
+        return out
+
+
+SINGLY = [f"blocks.{block}.attentions.{place}" for block in (0, 1) for place in (0, 1)]
+IN_PAIRS = ["blocks.0", "blocks.1"]
+FORMS: list[Any] = [
+    pytest.param(lambda both, x: both[1](both[0](x)), SINGLY, id="a chain"),
+    pytest.param(lambda both, x: both[0](x) + both[1](x), IN_PAIRS, id="neighbours"),
+    pytest.param(lambda both, x: both[1](x + both[0](x)), IN_PAIRS, id="a residual around the first"),
+    pytest.param(lambda both, x: both[1](both[0](x), x), IN_PAIRS, id="a second tensor enters"),
+    pytest.param(lambda both, x: both[1](both[0](x=x)), IN_PAIRS, id="it enters by its name"),
+]
+
+
+def image(count: int = 1) -> Tensor:
+    return torch.randn(count, 2, 3, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("compute", "expected"), FORMS)
+def test_modules_that_cannot_be_cut_out_grow_until_they_can(compute: Any, expected: list[str]) -> None:
+    model = Model(compute).requires_grad_(False)
+    names = {module: name for name, module in model.named_modules()}
+    assert [names[block] for block in find_blocks(model, discover(model, image()), image())] == expected
+
+
+@pytest.mark.parametrize(("compute", "_expected"), FORMS)
+def test_recordings_are_those_of_plain_autograd_whatever_surrounds_a_block(compute: Any, _expected: Any) -> None:
+    model = Model(compute).requires_grad_(False)
+    recorder = Recorder(10**9, 0, set())
+    with watching(model, recorder):
+        logits = model(image(3).requires_grad_(True))
+        labels = draw_labels(logits, "sampled", torch.Generator().manual_seed(0))
+        nn.functional.cross_entropy(logits, labels, reduction="sum").backward()  # type: ignore[no-untyped-call]
+    expected = {recording.site.name: recording for recording in recorder.take()}
+    found = {recording.site.name: recording for recording in record(model, image(3), labels="sampled")}
+    assert len(expected) == 13 and found.keys() == expected.keys()
+    for name, recording in found.items():
+        torch.testing.assert_close(recording.grad, expected[name].grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_that_is_one_entangled_block_is_not_cut() -> None:
+    model = Pair(lambda both, x: (both[0](x) + both[1](x)).flatten(1)).requires_grad_(False)
+    assert find_blocks(model, discover(model, image()), image()) == []
+    assert len(list(record(model, image(3)))) == 6

@@ -1,0 +1,143 @@
+"""report.html in a browser: charts are drawn, sites can be chosen, nothing scrolls sideways."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from html import escape, unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ptq4vit_onnx.plan.quantizers import Uniform, as_float32
+from ptq4vit_onnx.report.page import render
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# What must be drawn: its colour (None: anything but the page's), and on how much of its box at least.
+MARKS: dict[str, tuple[str | None, float]] = {
+    ".column.worst .bar": ("warm", 0.9),
+    ".column.noisiest .dot": ("warm", 0.5),
+    ".site.chosen .r1.area": (None, 0.4),
+    ".site.chosen .r2.area": (None, 0.4),
+    ".site.chosen .r1.rug": (None, 0.15),
+    ".site.chosen .r2.rug": (None, 0.15),
+    ".site.chosen .hessian.line": ("accent", 0.005),
+    ".site.chosen .mse.line": ("warm", 0.002),
+}
+BOXES = """
+document.body.dataset.found = JSON.stringify(MARKS.map(where => {
+  const box = document.querySelector(where).getBoundingClientRect();
+  return [box.left, box.top, box.right, box.bottom].map(Math.round);
+}));
+""".replace("MARKS", json.dumps(list(MARKS)))
+CHOICES = """
+const seen = [], list = document.getElementById("pick"), columns = document.querySelectorAll(".column");
+const look = () => seen.push([list.value, [...document.querySelectorAll(".site")]
+  .filter(site => site.offsetHeight).map(site => site.querySelector("h3").textContent).join(),
+  document.getElementById("readout").firstChild.textContent]);
+const press = key => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: key }));
+look();
+columns[0].click(); look();
+press("ArrowRight"); look();
+press("End"); look();
+press("ArrowRight"); look();
+list.selectedIndex = 2; list.dispatchEvent(new Event("change")); look();
+document.getElementById("previous").click(); look();
+document.body.dataset.found = JSON.stringify(seen);
+"""
+
+
+def browse(path: Path, *arguments: str) -> bytes:
+    assert CHROMIUM is not None
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--window-size=1280,1800",
+        f"--user-data-dir={path.parent / 'profile'}", *arguments, path.as_uri(),
+    ]  # fmt: skip
+    return subprocess.run(command, check=True, capture_output=True, timeout=120).stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine, so the page cannot be looked at")
+    return tmp_path
+
+
+def write(folder: Path, html: str, script: str) -> Path:
+    """The page with a script at its end that leaves what it found in the body."""
+    path = folder / "report.html"
+    path.write_text(html.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    return path
+
+
+def found_in(dom: bytes) -> Any:
+    found = re.search(r'data-found="([^"]*)"', dom.decode())
+    assert found is not None, "the script did not reach its end"
+    return json.loads(unescape(found.group(1)))
+
+
+@pytest.mark.parametrize(("scheme", "colours"), [
+    (1, {"page": (255, 255, 255), "accent": (10, 102, 183), "warm": (194, 80, 10)}),
+    (0, {"page": (20, 23, 27), "accent": (92, 171, 242), "warm": (240, 140, 74)}),
+], ids=["light", "dark"])  # fmt: skip
+def test_charts_are_drawn_in_both_themes(
+    made_up: Any, folder: Path, scheme: int, colours: Mapping[str, tuple[int, int, int]]
+) -> None:
+    theme, path, picture = (
+        f"--blink-settings=preferredColorScheme={scheme}",
+        write(folder, made_up.page(), BOXES),
+        folder / "shot.png",
+    )
+    boxes = found_in(browse(path, theme, "--dump-dom"))
+    browse(path, theme, f"--screenshot={picture}")
+    image = np.asarray(Image.open(io.BytesIO(picture.read_bytes())).convert("RGB")).astype(int)
+    np.testing.assert_allclose(image[2, 2], colours["page"], atol=2)
+    for (left, top, right, bottom), (mark, (colour, share)) in zip(boxes, MARKS.items(), strict=True):
+        thin = 3 * (bottom - top < 3)  # the box of a straight line has no height
+        assert bottom < image.shape[0] and right <= image.shape[1] and right - left > 3
+        part = image[top - thin : bottom + thin, left:right]
+        distance = np.abs(part - colours[colour or "page"]).max(-1)
+        drawn = distance > 24 if colour is None else distance < 24
+        assert drawn.mean() > share, f"{mark} is not drawn"
+
+
+def test_a_site_is_chosen_by_click_key_list_and_button(made_up: Any, folder: Path) -> None:
+    names = list(made_up.plan.sites)
+    order = [names[3], names[0], names[1], names[4], names[0], names[2], names[1]]
+    assert found_in(browse(write(folder, made_up.page(), CHOICES), "--dump-dom")) == [[name] * 3 for name in order]
+
+
+def test_the_page_never_scrolls_sideways(made_up: Any, folder: Path) -> None:
+    widths = [360, 390, 768, 1000]
+    frames = "".join(
+        f'<iframe srcdoc="{escape(made_up.page(), quote=True)}" style="width:{width}px;height:900px;border:0"></iframe>'
+        for width in widths
+    )
+    script = """onload = () => { document.body.dataset.found = JSON.stringify(
+        [...document.querySelectorAll("iframe")].map(one => one.contentDocument.documentElement.scrollWidth)); }"""
+    assert found_in(browse(write(folder, f"<body>{frames}</body>", script), "--dump-dom")) == widths
+
+
+def test_the_table_of_sites_fits_a_screen_of_1280_pixels(made_up: Any, folder: Path) -> None:
+    """With every column filled, names as long as Swin's and a scale for each of 576 outputs."""
+    weight = Uniform(8, tuple(as_float32(0.000596 + 0.000004 * number) for number in range(576)))
+    forms = {"TwinGelu": 0.0001, "Affine": 0.00025}
+    sites = {
+        f"layers.2.{name}" if name.startswith("blocks") else name: replace(site, forms=forms, rhs=weight)
+        for name, site in made_up.plan.sites.items()
+    }
+    plan = replace(made_up.plan, sites=sites)
+    evidence = dict(zip(sites, made_up.evidence.values(), strict=True))
+    script = """const box = document.querySelector(".scroll");
+        document.body.dataset.found = JSON.stringify([innerWidth, box.scrollWidth - box.clientWidth]);"""
+    path = write(folder, render(made_up.report_of(plan), plan, evidence), script)
+    assert found_in(browse(path, "--dump-dom")) == [1280, 0]

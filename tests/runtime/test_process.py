@@ -1,0 +1,74 @@
+"""How the process waits and keeps memory."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+_FAULTS = """
+import resource
+from ptq4vit_onnx.runtime import process
+{call}
+import threading, torch
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+work = lambda: torch.ones(20_000_000).add(1)
+def run(times):
+    for _ in range(times):
+        if {threads}:
+            worker = threading.Thread(target=work)
+            worker.start()
+            worker.join()
+        else:
+            work()
+run(20)
+before = faults()
+run(5)
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told how to keep memory")
+@pytest.mark.parametrize("threads", [False, True])
+def test_large_tensors_reuse_freed_memory(threads: bool, run_python: Callable[..., Any]) -> None:
+    # A tensor is 80 MB, twenty thousand pages (a heap of a thread's own takes none of more than 64); ten of them are
+    # made, after a start that leaves enough memory behind. In interpreters of their own: how memory is kept is a
+    # setting of the whole process.
+    calls = ("", "process.prepare()")
+    default, kept = (int(run_python(_FAULTS.format(call=call, threads=threads)).stdout) for call in calls)
+    assert kept <= default / 4
+
+
+_RESIDENT = """
+from pathlib import Path
+from ptq4vit_onnx.runtime import process
+process.prepare()
+import torch
+resident = lambda: 4096 * int(Path("/proc/self/statm").read_text().split()[1])
+pieces = [torch.ones(10_000_000) for _ in range(10)]
+del pieces
+kept = resident()
+process.give_back_freed_memory()
+print(kept - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told how to keep memory")
+def test_kept_memory_can_be_given_back(run_python: Callable[..., Any]) -> None:
+    assert int(run_python(_RESIDENT).stdout) >= 300_000_000  # of 400 MB that were freed
+
+
+@pytest.mark.parametrize("setting", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX"])
+def test_a_user_who_has_set_malloc_is_left_alone(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ptq4vit_onnx.runtime import process
+
+    called = []
+    monkeypatch.setattr(process, "keep_freed_memory", lambda: called.append(1))
+    monkeypatch.setenv(setting, "1")
+    process.prepare()
+    assert not called
+    monkeypatch.delenv(setting)
+    process.prepare()
+    assert called

@@ -1,0 +1,165 @@
+"""The plan in integers on the torch model equals the file in ONNX Runtime, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from onnx.reference import ReferenceEvaluator
+
+from ptq4vit_onnx.calibration import channel_scales as channel_choice
+from ptq4vit_onnx.calibration.calibrate import calibrate
+from ptq4vit_onnx.images.embedded import embedded_digits
+from ptq4vit_onnx.network.tape import record
+from ptq4vit_onnx.passes import quantize
+from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.quantizers import Affine, as_float32
+from ptq4vit_onnx.plan.scale_plan import ScalePlan
+from ptq4vit_onnx.proof.float_sites import FloatSites
+from ptq4vit_onnx.proof.layout import form_of
+from ptq4vit_onnx.proof.sites import check_sites
+from ptq4vit_onnx.runtime.session import run
+from ptq4vit_onnx.simulation import ort_kernels as runtime_floats
+from ptq4vit_onnx.simulation.exact import _Weight, kernel, units, whole_product
+from ptq4vit_onnx.simulation.fake import simulate_exactly
+from ptq4vit_onnx.simulation.ort_kernels import RuntimeFloats
+
+
+def test_sums_beyond_float32_are_exact() -> None:
+    generator = torch.Generator().manual_seed(0)
+    lhs = torch.randint(0, 256, (7, 3000), generator=generator).float()
+    rhs = torch.randint(100, 128, (3000, 5), generator=generator).float()
+    exact = lhs.long() @ rhs.long()
+    assert int(exact.max()) > 2**24
+    assert torch.equal(whole_product(lhs, rhs).long(), exact)
+
+
+def test_sums_of_activations_are_exact_per_head() -> None:
+    generator = torch.Generator().manual_seed(0)
+    lhs = torch.randint(-128, 128, (2, 3, 4, 2000), generator=generator).float()
+    rhs = torch.randint(-128, 128, (2, 3, 2000, 4), generator=generator).float()
+    assert torch.equal(whole_product(lhs, rhs).long(), lhs.long() @ rhs.long())
+
+
+def test_both_scales_are_multiplied_before_the_sums() -> None:
+    weight = _Weight(torch.tensor([[3.0]]), torch.tensor([0.1]))
+    expected = np.float32(21) * (np.float32(0.1) * np.float32(0.3))
+    out = kernel(torch.tensor([[7.0]]), weight, float(np.float32(0.3)))
+    assert out.dtype == torch.float32 and out.item() == expected
+
+
+def test_units_count_from_the_zero_point() -> None:
+    quantizer = Affine(4, (0.5,), (3,))
+    assert units(quantizer, torch.tensor([-9.0, 0.0, 1.0, 99.0])).tolist() == [-3, 0, 2, 12]
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: F.layer_norm(x, (12,), torch.linspace(0.5, 2, 12), torch.linspace(-1, 1, 12), 1e-6),
+        lambda x: F.layer_norm(x, (12,), torch.linspace(0.5, 2, 12)),
+        lambda x: F.layer_norm(x, (5, 12), bias=torch.linspace(-1, 1, 60).reshape(5, 12)),
+        lambda x: F.layer_norm(x, normalized_shape=(12,)),
+        lambda x: x.softmax(-1),
+        lambda x: F.softmax(x, dim=1),
+        lambda x: F.gelu(x),
+        lambda x: F.gelu(x, approximate="tanh"),
+        lambda x: x.mean(dim=(0, 1)),
+        lambda x: x.mean(1, keepdim=True),
+    ],
+)
+def test_the_runtimes_float_kernels_compute_what_torch_does(compute: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
+    calls: list[str] = []
+    original = runtime_floats._run
+
+    def counted(operation: str, *rest: Any, **attributes: Any) -> Any:
+        calls.append(operation)
+        return original(operation, *rest, **attributes)
+
+    monkeypatch.setattr(runtime_floats, "_run", counted)
+    with RuntimeFloats():
+        out = compute(x)
+    assert len(calls) == 1
+    torch.testing.assert_close(out, compute(x), rtol=1e-5, atol=1e-6)
+
+
+def test_other_operations_stay_in_torch() -> None:
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    with RuntimeFloats():
+        assert torch.equal(x.exp() @ x, torch.matmul(x.exp(), x)) and x.mean().dim() == 0
+
+
+@pytest.fixture(autouse=True)
+def channels_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four images are enough here to scale channels by: what is tested is that file and simulator do the same."""
+    monkeypatch.setattr(channel_choice, "LEAST_ROWS", 1)
+
+
+def _quantised(made: Any, **options: Any) -> tuple[Any, ScalePlan]:
+    images = torch.from_numpy(embedded_digits(made.model.preprocessing, "calibration", 4).images)
+    found = calibrate(record(made.model.module, images), Options(candidates=6, rounds=1, **options))
+    plan = ScalePlan("m", "", "", {}, {}, {site.name: found[site.name] for site in made.sites})
+    return quantize(made.proto, plan)[0], plan
+
+
+@pytest.mark.parametrize("name", ["vit_digits", "swin_digits"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"weight_bits": 6, "activation_bits": 6, "twin": "both"},
+        {"weight_bits": 4, "activation_bits": 4, "bias_correction": "always"},
+        {"weight_bits": 5, "activation_bits": 7, "weights": "per-tensor", "activations": "symmetric", "twin": "none"},
+    ],
+)
+@pytest.mark.parametrize("batch", [None, 3])
+def test_logits_are_the_files_bit_for_bit(
+    name: str, options: dict[str, Any], batch: int | None, float_export: Any, digits: Any
+) -> None:
+    made = float_export(name, batch)
+    quantised, plan = _quantised(made, **options)
+    assert sum(site.channels is not None for site in plan.sites.values()) > 3
+    simulated = simulate_exactly(made.model.module, plan, form_of(quantised, plan), digits, batch=2)
+    assert np.array_equal(run(quantised, digits), simulated)
+
+
+def test_a_last_bit_in_the_plan_shows(float_export: Any, digits: Any) -> None:
+    made = float_export("vit_digits", None)
+    quantised, plan = _quantised(made)
+    site = plan.sites["head"]
+    scale = tuple(float(np.nextafter(np.float32(value), np.float32(1))) for value in site.rhs.scale)
+    other = replace(plan, sites={**plan.sites, "head": replace(site, rhs=replace(site.rhs, scale=scale))})
+    simulated = simulate_exactly(made.model.module, other, form_of(quantised, other), digits)
+    assert not np.array_equal(run(quantised, digits), simulated)
+
+
+@pytest.mark.parametrize("name", ["vit_digits", "swin_digits"])
+def test_onnxs_reference_evaluator_computes_the_same_from_the_whole_file(
+    name: str, float_export: Any, digits: Any
+) -> None:
+    quantised, _ = _quantised(float_export(name, None), weight_bits=6, twin="both")
+    onnx.checker.check_model(quantised, full_check=True)
+    expected = ReferenceEvaluator(quantised).run(None, {"image": digits[:2]})[0]
+    np.testing.assert_allclose(run(quantised, digits[:2]), expected, atol=0.02 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("scale", [1 / 63, 1 / 40])  # 1 is the highest code, or a lower one
+def test_probabilities_in_one_range_of_six_bits_need_no_clip_and_pass(
+    scale: float, float_export: Any, digits: Any
+) -> None:
+    made = float_export("vit_digits", None)
+    _, plan = _quantised(made, activation_bits=6)
+    lhs = Affine(6, (as_float32(scale),), (0,))
+    sites = {name: replace(site, lhs=lhs) if name.endswith(".pv") else site for name, site in plan.sites.items()}
+    plan = replace(plan, sites=sites)
+    quantised = quantize(made.proto, plan)[0]
+    assert all(result.exact for result in check_sites(quantised, plan, digits[:1], FloatSites(made.proto, plan)))
+    assert np.array_equal(
+        run(quantised, digits), simulate_exactly(made.model.module, plan, form_of(quantised, plan), digits)
+    )

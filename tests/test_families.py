@@ -1,0 +1,129 @@
+"""Tiny relatives of ViT and Swin from timm go the whole way: found, recorded, quantised, and equal bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ptq4vit_onnx.calibration.calibrate import calibrate
+from ptq4vit_onnx.float_export.exporter import export_float
+from ptq4vit_onnx.images.preprocessing import Preprocessing
+from ptq4vit_onnx.network.load import LoadedModel
+from ptq4vit_onnx.network.products import discover, unfuse_attention
+from ptq4vit_onnx.network.tape import record
+from ptq4vit_onnx.network.timm_compat import import_timm
+from ptq4vit_onnx.passes import quantize
+from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.scale_plan import ScalePlan
+from ptq4vit_onnx.proof.float_sites import FloatSites
+from ptq4vit_onnx.proof.kernels import audit
+from ptq4vit_onnx.proof.layout import form_of
+from ptq4vit_onnx.proof.sites import check_sites, require_exact
+from ptq4vit_onnx.runtime.session import run
+from ptq4vit_onnx.simulation.fake import simulate_exactly
+
+SIZE = {"img_size": 32, "in_chans": 1, "num_classes": 5}
+TINY = SIZE | {"patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
+TINY_SWIN = SIZE | {"patch_size": 4, "embed_dim": 16, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
+
+
+def vit(**options: Any) -> nn.Module:
+    import_timm()
+    from timm.models.vision_transformer import VisionTransformer
+
+    return VisionTransformer(**TINY, **options)  # type: ignore[no-any-return]
+
+
+def distilled() -> nn.Module:
+    import_timm()
+    from timm.models.deit import VisionTransformerDistilled
+
+    return VisionTransformerDistilled(**TINY)  # type: ignore[no-any-return]
+
+
+def swin_v2() -> nn.Module:
+    import_timm()
+    from timm.models.swin_transformer_v2 import SwinTransformerV2
+
+    return SwinTransformerV2(**TINY_SWIN)  # type: ignore[no-any-return]
+
+
+def loaded(make: Callable[[], nn.Module]) -> LoadedModel:
+    """The model with biases that are not zero: the exporter leaves out those that are."""
+    torch.manual_seed(0)
+    module = make().eval().requires_grad_(False)
+    unfuse_attention(module)
+    for name, parameter in module.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter, std=0.1)
+    return LoadedModel("tiny", module, Preprocessing((1, 32, 32), 1.0, "squash", "bilinear", (0.5,), (0.5,)), "random",
+                       "", 5)  # fmt: skip
+
+
+def images(count: int) -> Any:
+    return np.random.default_rng(0).standard_normal((count, 1, 32, 32), np.float32)
+
+
+def prove(model: LoadedModel, batch: int | None = None) -> ScalePlan:
+    """Export, calibrate, quantise and check as the pipeline does; the plan."""
+    sites = discover(model.module, torch.from_numpy(images(1)))
+    float_model = export_float(model, sites, batch)
+    found = calibrate(record(model.module, torch.from_numpy(images(4))), Options(candidates=4, rounds=1))
+    plan = ScalePlan("tiny", "", "", {}, {}, {site.name: found[site.name] for site in sites})
+    quantised, _ = quantize(float_model, plan)
+    kernels = audit(quantised, plan)
+    kernels.require_integer()
+    kernels.require_exact()
+    require_exact(check_sites(quantised, plan, images(2), FloatSites(float_model, plan)))
+    simulated = simulate_exactly(model.module, plan, form_of(quantised, plan), images(4))
+    assert np.array_equal(run(quantised, images(4)), simulated)
+    return plan
+
+
+def test_layer_norms_without_a_bias_are_computed_and_take_no_channels() -> None:
+    model = loaded(partial(vit, norm_layer=partial(nn.LayerNorm, bias=False)))
+    assert not any(site.norm for site in discover(model.module, torch.from_numpy(images(1))))
+    prove(model)
+
+
+def test_layer_norms_without_parameters_are_computed() -> None:
+    prove(loaded(partial(vit, norm_layer=partial(nn.LayerNorm, elementwise_affine=False))))
+
+
+def test_both_heads_of_a_distilled_model_are_sites() -> None:
+    plan = prove(loaded(distilled))
+    assert list(plan.sites)[-2:] == ["head", "head_dist"]
+
+
+def test_heads_that_are_added_without_biases_are_told_apart() -> None:
+    model = loaded(distilled)
+    for name in ("head.bias", "head_dist.bias"):
+        nn.init.zeros_(model.module.get_parameter(name))
+    prove(model)
+
+
+@pytest.mark.parametrize("batch", [None, 1, 3])
+def test_a_pool_with_a_learnt_query_has_every_product_but_the_query_s(batch: int | None) -> None:
+    plan = prove(loaded(partial(vit, global_pool="map", class_token=False)), batch)
+    names = [name for name in plan.sites if name.startswith("attn_pool.")]
+    assert names == [f"attn_pool.{what}" for what in ("kv", "qk", "pv", "proj", "mlp.fc1", "mlp.fc2")]
+
+
+def test_a_table_of_positions_that_is_computed_is_a_constant() -> None:
+    plan = prove(loaded(swin_v2))
+    assert "layers.0.blocks.0.attn.qkv" in plan.sites
+    assert not any("cpb_mlp" in name for name in plan.sites)
+
+
+@pytest.mark.parametrize("block", ["ParallelThingsBlock", "ParallelScalingBlock"])
+def test_attentions_side_by_side_are_recorded_together(block: str) -> None:
+    import_timm()
+    from timm.models import vision_transformer
+
+    prove(loaded(partial(vit, block_fn=getattr(vision_transformer, block))))

@@ -1,0 +1,207 @@
+"""Who imports whom, room by room, read from the source: `python tools/rooms.py` prints it and ends with 1 if a rule is
+broken.
+
+A room is a folder of the package; a module that lies in none is a room of its own. Every module is held to the rules
+because of where it lies. Imports inside functions, and for types alone, count like all others.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+PACKAGE = "ptq4vit_onnx"
+ROOT = Path(__file__).resolve().parents[1]
+# From the lowest to the highest: a room imports from lower lines, not from its own line or a higher one.
+LEVELS: tuple[tuple[str, ...], ...] = (
+    ("errors", "progress"),
+    ("limits", "models"),
+    ("files", "plan"),
+    ("request", "images"),
+    ("graph",),
+    ("runtime",),
+    ("network",),
+    ("float_export", "calibration", "simulation", "passes", "evaluation"),
+    ("proof",),
+    ("report",),
+    ("pipeline",),
+    ("api",),
+    ("studies",),
+    ("cli",),
+    ("__main__",),
+)
+TORCH = frozenset({"torch", "timm", "torchvision", "safetensors"})
+ONNX = frozenset({"onnx", "onnx_graphsurgeon", "onnxruntime", "onnx_ir", "onnxscript"})
+# Which rooms may import torch or ONNX themselves, even inside a function.
+MAY_TORCH = frozenset({"network", "calibration", "simulation", "float_export"})
+MAY_ONNX = frozenset({"graph", "runtime", "passes", "evaluation", "proof", "simulation", "float_export", "studies"})
+# All that calibration sees of the network.
+RECORDED = frozenset({"network.recording", "network.planned_product"})
+MOST_FILES, MOST_LINES, MOST_OUTSIDE = 14, 350, 7
+VAGUE = ("utils", "common", "core", "helpers", "base", "misc")
+
+Edges = dict[tuple[str, str], set[tuple[str, str]]]
+
+
+@dataclass(frozen=True)
+class Module:
+    """name: dotted, behind the package's: plan.sites. The package's own __init__ has the empty name."""
+
+    name: str
+    path: Path
+
+    @property
+    def room(self) -> str:
+        return self.name.partition(".")[0]
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.path.read_text(encoding="utf-8"))
+
+    @cached_property
+    def imports(self) -> frozenset[str]:
+        """Dotted names of everything imported anywhere in the module, `from x import y` as x and x.y."""
+        return frozenset(_imported(self.tree))
+
+    @property
+    def libraries(self) -> frozenset[str]:
+        return frozenset(name.partition(".")[0] for name in self.imports)
+
+    @property
+    def prints(self) -> bool:
+        """Whether it calls print, or writes to a standard stream."""
+        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        return any(
+            ast.unparse(call.func) in ("print", "pprint", "sys.stdout.write", "sys.stderr.write") for call in calls
+        )
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, "imports are absolute"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def modules(root: Path = ROOT) -> dict[str, Module]:
+    """All modules of the package by name; passes/ and models/ lie next to it."""
+    found: dict[str, Module] = {}
+    places = {"": root / PACKAGE, "passes": root / "passes", "models": root / "models"}
+    for room, folder in places.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = [room, *path.relative_to(folder).with_suffix("").parts]
+            name = ".".join(part for part in parts if part not in ("", "__init__"))
+            found.setdefault(name, Module(name, path))
+    return found
+
+
+def edges(known: Mapping[str, Module]) -> Edges:
+    """(importing room, imported room) -> the pairs of modules. The package's own __init__, which hands `api` on when
+    asked, belongs to no room."""
+    found: Edges = defaultdict(set)
+    for module in known.values():
+        for name in module.imports if module.name else ():
+            package, _, inner = name.partition(".")
+            if package == PACKAGE and inner and inner in known and inner != module.name:
+                found[module.room, known[inner].room].add((module.name, inner))
+    return dict(found)
+
+
+def broken_rules(known: Mapping[str, Module]) -> list[str]:
+    """A line for everything that the rules of the rooms forbid."""
+    rules = (_directions, _cycles, _libraries, _narrow_doors, _sizes, _names, _printing, _purposes)
+    return [line for rule in rules for line in rule(known)]
+
+
+def _directions(known: Mapping[str, Module]) -> Iterator[str]:
+    levels = {room: level for level, line in enumerate(LEVELS) for room in line}
+    yield from (f"{room} has no place in LEVELS" for room in sorted({m.room for m in known.values()} - {*levels, ""}))
+    for (room, other), pairs in sorted(edges(known).items()):
+        if room != other and levels.get(other, 0) >= levels.get(room, 0):
+            yield from (f"upwards: {module} imports {imported}" for module, imported in sorted(pairs))
+
+
+def _cycles(known: Mapping[str, Module]) -> Iterator[str]:
+    """Between modules, rooms' own included."""
+    reads: dict[str, set[str]] = defaultdict(set)
+    for pairs in edges(known).values():
+        for module, imported in pairs:
+            reads[module].add(imported)
+    try:
+        list(graphlib.TopologicalSorter(reads).static_order())
+    except graphlib.CycleError as error:
+        yield f"cycle: {' -> '.join(error.args[1])}"
+
+
+def _libraries(known: Mapping[str, Module]) -> Iterator[str]:
+    for module in known.values():
+        for name, libraries, rooms in (("torch", TORCH, MAY_TORCH), ("ONNX", ONNX, MAY_ONNX)):
+            if module.libraries & libraries and module.room not in rooms:
+                yield f"{module.name} imports {name}: {', '.join(sorted(module.libraries & libraries))}"
+
+
+def _narrow_doors(known: Mapping[str, Module]) -> Iterator[str]:
+    for name, imported in sorted(edges(known).get(("calibration", "network"), ())):
+        if imported not in RECORDED:
+            yield f"{name} sees {imported}: of the network, calibration sees {', '.join(sorted(RECORDED))}"
+    for module in known.values():
+        if "pkg.torch" in module.path.read_text(encoding="utf-8") and module.name != "float_export.bind_sites":
+            yield f"{module.name} reads the exporter's metadata; only float_export.bind_sites does"
+
+
+def _sizes(known: Mapping[str, Module]) -> Iterator[str]:
+    folders: dict[Path, int] = defaultdict(int)
+    for module in known.values():
+        folders[module.path.parent] += 1
+        lines = len(module.path.read_text(encoding="utf-8").splitlines())
+        if lines > MOST_LINES:
+            yield f"{module.name} has {lines} lines, at most {MOST_LINES}"
+    for folder, count in folders.items():
+        if folder.name == PACKAGE and count - 1 > MOST_OUTSIDE:
+            yield f"{count - 1} modules lie outside a room, at most {MOST_OUTSIDE}"
+        elif folder.name not in (PACKAGE, "passes") and count > MOST_FILES:
+            yield f"{folder.name} has {count} files, at most {MOST_FILES}"
+
+
+def _names(known: Mapping[str, Module]) -> Iterator[str]:
+    yield from (f"{name}: says nothing" for name in known if set(name.split(".")) & set(VAGUE))
+    bare = {"passes", "models"}
+    yield from (f"{name} imports passes or models by a bare name" for name, m in known.items() if m.libraries & bare)
+
+
+def _printing(known: Mapping[str, Module]) -> Iterator[str]:
+    loud = (module.name for module in known.values() if module.prints and module.room not in ("cli", "__main__"))
+    yield from (f"{name} prints; only cli does" for name in loud)
+
+
+def _purposes(known: Mapping[str, Module]) -> Iterator[str]:
+    yield from (
+        f"{name or PACKAGE} does not say its purpose" for name, m in known.items() if not ast.get_docstring(m.tree)
+    )
+
+
+def main() -> int:
+    known = modules()
+    found = edges(known)
+    for level in reversed(LEVELS):
+        for room in level:
+            files = sum(module.room == room for module in known.values())
+            below = {other: len(pairs) for (one, other), pairs in found.items() if one == room != other}
+            order = sorted(below, key=lambda other: -below[other])
+            print(f"{room:13}{files:3} files -> {', '.join(f'{other} {below[other]}' for other in order) or 'nobody'}")
+    broken = broken_rules(known)
+    print("\n".join(broken) if broken else "no edge upwards, no cycle, all rules kept")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
