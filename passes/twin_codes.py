@@ -57,4 +57,5 @@ def largest_byte(lhs: Quantizer, weight: Array | None, *, never_negative: bool) 
     """The largest unsigned byte that the left side sends into its product or products."""
     if isinstance(lhs, (Uniform, Affine)):
         return bytes_of(lhs, 1.0, never_negative=never_negative).high
+    assert isinstance(lhs, (TwinSoftmax, TwinGelu))
     return merged_bytes(lhs).high if merges(lhs, weight) else lhs.high

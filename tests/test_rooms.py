@@ -53,6 +53,7 @@ def with_module(tmp_path: Path) -> Callable[[str, str], list[str]]:
         ("graph.utils", "", "graph.utils: says nothing"),
         ("attic.new", "", "attic has no place in LEVELS"),
         ("graph.new", "x = 1\n" * 350, "graph.new has 352 lines, at most 350"),
+        ("proof.new", "isinstance(x, (int, Affine))\n" * 4, "5 tests on quantizer types, at most 3: proof"),
         ("graph.new", "import passes", "graph.new imports passes or models by a bare name"),
     ],
 )

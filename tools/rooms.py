@@ -44,6 +44,9 @@ MAY_ONNX = frozenset({"graph", "runtime", "passes", "evaluation", "proof", "simu
 # All that calibration sees of the network.
 RECORDED = frozenset({"network.recording", "network.planned_product"})
 MOST_FILES, MOST_LINES, MOST_OUTSIDE = 14, 350, 7
+# Quantizers answer for themselves; only they and the passes that emit them may ask which one it is, and few others.
+QUANTIZER_TYPES = frozenset({"Uniform", "Diffused", "Affine", "Twin", "TwinSoftmax", "TwinGelu"})
+MOST_TYPE_TESTS = 3
 VAGUE = ("utils", "common", "core", "helpers", "base", "misc")
 
 Edges = dict[tuple[str, str], set[tuple[str, str]]]
@@ -72,6 +75,13 @@ class Module:
     @property
     def libraries(self) -> frozenset[str]:
         return frozenset(name.partition(".")[0] for name in self.imports)
+
+    @property
+    def type_tests(self) -> int:
+        """How often it asks whether something is a certain quantizer."""
+        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        asked = [call.args[1] for call in calls if ast.unparse(call.func) == "isinstance" and len(call.args) == 2]
+        return sum(bool({ast.unparse(name) for name in ast.walk(kinds)} & QUANTIZER_TYPES) for kinds in asked)
 
     @property
     def prints(self) -> bool:
@@ -118,7 +128,7 @@ def edges(known: Mapping[str, Module]) -> Edges:
 
 def broken_rules(known: Mapping[str, Module]) -> list[str]:
     """A line for everything that the rules of the rooms forbid."""
-    rules = (_directions, _cycles, _libraries, _narrow_doors, _sizes, _names, _printing, _purposes)
+    rules = (_directions, _cycles, _libraries, _narrow_doors, _sizes, _names, _type_tests, _printing, _purposes)
     return [line for rule in rules for line in rule(known)]
 
 
@@ -176,6 +186,17 @@ def _names(known: Mapping[str, Module]) -> Iterator[str]:
     yield from (f"{name}: says nothing" for name in known if set(name.split(".")) & set(VAGUE))
     bare = {"passes", "models"}
     yield from (f"{name} imports passes or models by a bare name" for name, m in known.items() if m.libraries & bare)
+
+
+def _type_tests(known: Mapping[str, Module]) -> Iterator[str]:
+    """Outside of plan.quantizers and the passes."""
+    asking = {
+        name: module.type_tests
+        for name, module in known.items()
+        if module.type_tests and module.room != "passes" and not name.startswith("plan.quantizers")
+    }
+    if sum(asking.values()) > MOST_TYPE_TESTS:
+        yield f"{sum(asking.values())} tests on quantizer types, at most {MOST_TYPE_TESTS}: {', '.join(asking)}"
 
 
 def _printing(known: Mapping[str, Module]) -> Iterator[str]:

@@ -11,11 +11,9 @@ from ptq4vit_onnx.calibration.bias_correction import bias_correction
 from ptq4vit_onnx.calibration.channel_scales import channel_choices, thinned, with_channels
 from ptq4vit_onnx.calibration.grids import (
     Grid,
-    affine_grid,
     channel_grid,
     covering,
-    twin_gelu_grid,
-    twin_softmax_grid,
+    form_grid,
     uniform_grid,
 )
 from ptq4vit_onnx.calibration.objective import objective_of
@@ -24,7 +22,8 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.plan.channel_fold import Channels
 from ptq4vit_onnx.plan.options import Options
-from ptq4vit_onnx.plan.quantizers import Diffused, Uniform
+from ptq4vit_onnx.plan.outlier_split import COLUMNS, ROWS, only_channels, without_channels
+from ptq4vit_onnx.plan.quantizers import Affine, Diffused, Uniform, forms_for
 from ptq4vit_onnx.plan.scale_plan import Outliers, SitePlan
 
 HEADS_AXIS, COLUMNS_AXIS = -3, -1
@@ -107,13 +106,13 @@ def lhs_grids(recording: Recording, options: Options) -> list[Grid]:
     has_twin = site.lhs_source != "other" and options.twin in (site.lhs_source, "both", "auto")
     twin: list[Grid] = []
     if has_twin:
-        twin = [twin_softmax_grid(bits) if site.lhs_source == "softmax" else twin_gelu_grid(x, bits, options)]
+        twin = [form_grid(form, x, bits, options) for form in forms_for(site.lhs_source)]
         if options.twin != "auto":
             return twin
     symmetric = uniform_grid(x, bits, site.heads, HEADS_AXIS, options)
     if options.activations == "symmetric" or (site.kind == "matmul" and site.lhs_source == "other"):
         return [symmetric, *twin]
-    affine = affine_grid(x, bits, options)
+    affine = form_grid(Affine, x, bits, options)
     # Values that hardly go below zero: a symmetric range would waste half its codes.
     return [affine, *twin] if site.lhs_source != "other" else [affine.and_also(symmetric)]
 
@@ -139,13 +138,17 @@ def split_outliers(recording: Recording, options: Options) -> tuple[Recording, O
     channels = outlier_channels(recording) if options.outliers == "auto" else []
     if not channels:
         return recording, None, 0.0
-    index = torch.tensor(channels)
-    alone = replace(recording, site=replace(recording.site, lhs_source="other"),
-                    lhs=recording.lhs[:, index].contiguous(), rhs=recording.rhs[index].contiguous())  # fmt: skip
+    alone = replace(
+        recording, site=replace(recording.site, lhs_source="other"),
+        lhs=only_channels(recording.lhs, channels, COLUMNS), rhs=only_channels(recording.rhs, channels, ROWS),
+    )  # fmt: skip
     # Of one input, all scales point in the same direction: a metric that ignores lengths cannot choose.
     metric = options.metric if options.sums_squares else "mse"
     plan = search_site(alone, replace(options, metric=metric, outliers="none"))
-    rest = replace(recording, lhs=recording.lhs.index_fill(1, index, 0.0), rhs=recording.rhs.index_fill(0, index, 0.0))
+    rest = replace(
+        recording, lhs=without_channels(recording.lhs, channels, COLUMNS),
+        rhs=without_channels(recording.rhs, channels, ROWS),
+    )  # fmt: skip
     return rest, Outliers(tuple(channels), plan.lhs, plan.rhs), plan.losses[metric]  # type: ignore[arg-type]
 
 

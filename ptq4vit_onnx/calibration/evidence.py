@@ -14,13 +14,10 @@ from torch import Tensor
 
 from ptq4vit_onnx.calibration.channel_scales import with_channels
 from ptq4vit_onnx.calibration.grids import (
-    SHIFTS,
     Grid,
-    affine_grid,
     factors,
+    form_grid,
     group_reduce,
-    twin_gelu_grid,
-    twin_softmax_grid,
     uniform_grid,
 )
 from ptq4vit_onnx.calibration.objective import Objective, Sums, objective_of
@@ -29,7 +26,8 @@ from ptq4vit_onnx.network.planned_product import quantized_product
 from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.plan.evidence import Histogram, SearchCurve, SiteEvidence
 from ptq4vit_onnx.plan.options import Metric, Options
-from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, spread
+from ptq4vit_onnx.plan.outlier_split import COLUMNS, ROWS, only_channels, without_channels
+from ptq4vit_onnx.plan.quantizers import Quantizer, Uniform
 from ptq4vit_onnx.plan.scale_plan import SitePlan
 from ptq4vit_onnx.plan.weight_codes import shipped
 
@@ -109,16 +107,15 @@ def _main_inputs(lhs: Tensor, plan: SitePlan) -> Tensor:
     """The values the plan's left quantizer sees: without channels that have a quantizer of their own."""
     if plan.outliers is None:
         return lhs
-    kept = torch.ones(lhs.shape[-1], dtype=torch.bool)
-    kept[list(plan.outliers.channels)] = False
-    return lhs[..., kept]
+    others = set(range(lhs.shape[-1])) - set(plan.outliers.channels)
+    return only_channels(lhs, sorted(others), COLUMNS)
 
 
 def _ranges(x: Tensor, lhs: Quantizer) -> list[tuple[Tensor, int]]:
     """The values of each range and the bins they get: one range, or the fine and the coarse one of a twin."""
-    if not isinstance(lhs, (TwinSoftmax, TwinGelu)):
+    if lhs.border is None:
         return [(x, BINS)]
-    is_fine = x < (lhs.split if isinstance(lhs, TwinSoftmax) else 0.0)
+    is_fine = x < lhs.border
     return [(x[is_fine], FINE_BINS), (x[~is_fine], BINS - FINE_BINS)]
 
 
@@ -133,15 +130,7 @@ def _histogram(x: Tensor, bins: int) -> Histogram:
 
 def _clipped_share(x: Tensor, lhs: Quantizer) -> float:
     """Share of values more than half a step beyond the last points: what rounding does not explain."""
-    if isinstance(lhs, TwinSoftmax):
-        return 0.0  # probabilities: the last coarse point is one step below 1
-    low: float | Tensor
-    high: float | Tensor
-    if isinstance(lhs, TwinGelu):
-        low, high = -(lhs.high + 0.5) * lhs.fine, (lhs.high + 0.5) * lhs.coarse
-    else:
-        step, zero = spread(lhs.scale, x, lhs.axis), lhs.zero_point[0] if isinstance(lhs, Affine) else 0
-        low, high = (lhs.low - zero - 0.5) * step, (lhs.high - zero + 0.5) * step
+    low, high = lhs.beyond(x)
     return int((x < low).count_nonzero() + (x > high).count_nonzero()) / max(1, x.numel())
 
 
@@ -182,8 +171,9 @@ def search_curve(
         for objective, metrics in judged
         for metric, values in _losses(objective, metrics, grid, plan).items()
     }
-    if isinstance(plan.lhs, TwinSoftmax):
-        return SearchCurve("shift", tuple(map(float, SHIFTS)), losses, (float(plan.lhs.shift),))
+    if plan.lhs.searched == "shift":
+        shifts = tuple(grid.single(candidate, 0).coordinates[0] for candidate in range(grid.count))
+        return SearchCurve("shift", shifts, losses, plan.lhs.coordinates)
     scales = tuple(round(float(factor), 4) for factor in factors(some))
     return SearchCurve("scale", scales, losses, _chosen(grid, plan.lhs, some))
 
@@ -191,35 +181,26 @@ def search_curve(
 def _without_outliers(objective: Objective, plan: SitePlan) -> Objective:
     if plan.outliers is None:
         return objective
-    index = torch.tensor(plan.outliers.channels)
-    lhs, rhs = objective.lhs.index_fill(-1, index, 0.0), objective.rhs.index_fill(0, index, 0.0)
+    channels = plan.outliers.channels
+    lhs, rhs = without_channels(objective.lhs, channels, COLUMNS), without_channels(objective.rhs, channels, ROWS)
     return Objective(lhs, rhs, objective.h, objective.metric)
 
 
 def _grid(x: Tensor, lhs: Quantizer, options: Options) -> Grid:
     """The candidates of the same form as the plan's left quantizer."""
-    if isinstance(lhs, TwinSoftmax):
-        return twin_softmax_grid(lhs.bits)
-    if isinstance(lhs, TwinGelu):
-        return twin_gelu_grid(x, lhs.bits, options)
-    if isinstance(lhs, Affine):
-        return affine_grid(x, lhs.bits, options)
-    return uniform_grid(x, lhs.bits, len(lhs.scale), -3, options)
+    if type(lhs) is Uniform:  # the one form whose groups are searched each by itself
+        return uniform_grid(x, lhs.bits, lhs.groups, -3, options)
+    return form_grid(type(lhs), x, lhs.bits, options)
 
 
 def _chosen(grid: Grid, lhs: Quantizer, options: Options) -> tuple[float, ...]:
     """The plan's scales over the covering ones."""
     last, reach = grid.count - 1, float(factors(options)[-1])
     ratios = []
-    for group, scale in enumerate(_scales(lhs)):
-        covering = _scales(grid.single(last, group))[0] / reach
+    for group, scale in enumerate(lhs.coordinates):
+        covering = grid.single(last, group).coordinates[0] / reach
         ratios.append(round(scale / covering, 4))
     return tuple(ratios)
-
-
-def _scales(quantizer: Quantizer) -> tuple[float, ...]:
-    assert not isinstance(quantizer, TwinSoftmax), "a softmax twin is described by its shift"
-    return (quantizer.scale,) if isinstance(quantizer, TwinGelu) else quantizer.scale
 
 
 def _losses(objective: Objective, metrics: tuple[Metric, ...], grid: Grid, plan: SitePlan) -> dict[Metric, list[float]]:

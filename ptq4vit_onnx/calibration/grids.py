@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from ptq4vit_onnx.plan.options import Options
-from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform, as_float32
+from ptq4vit_onnx.plan.quantizers import Quantizer, Uniform
 
-SHIFTS = range(1, 12)  # D1 = 2^-k .. 2^-(k+10), with D2 = 2^-(k-1): the paper's search space
 _TINY = 1e-12  # an all-zero tensor still needs a positive scale
 
 
@@ -99,23 +98,9 @@ def channel_grid(weight: Tensor, bits: int, options: Options) -> UniformGrid:
     return uniform_grid(reach, bits, weight.shape[1], -1, options)
 
 
-def affine_grid(x: Tensor, bits: int, options: Options) -> ListGrid:
-    """Candidates with a zero point: the covering range [min, max] (with zero in it) shrunk towards zero."""
-    low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
-    levels = 2**bits - 1
-    full = max(high - low, _TINY) / levels
-    zero_point = min(max(round(-low / full), 0), levels)
-    return ListGrid(tuple(Affine(bits, (as_float32(f * full),), (zero_point,)) for f in factors(options)))
-
-
-def twin_softmax_grid(bits: int) -> ListGrid:
-    return ListGrid(tuple(TwinSoftmax(bits, shift) for shift in SHIFTS))
-
-
-def twin_gelu_grid(x: Tensor, bits: int, options: Options) -> ListGrid:
-    """D2 around max / 2^(k-1); D1 = D2 / 2^m follows from covering the negatives."""
-    full = max(float(x.max()), _TINY) / 2 ** (bits - 1)
-    return ListGrid(tuple(TwinGelu.covering_negatives(bits, as_float32(f * full)) for f in factors(options)))
+def form_grid(form: type[Quantizer], x: Tensor, bits: int, options: Options) -> ListGrid:
+    """What a form of quantizer offers for the values of x, as one tensor."""
+    return ListGrid(form.candidates(bits, float(x.min()), float(x.max()), factors(options).tolist()))
 
 
 def group_reduce(x: Tensor, groups: int, axis: int, how: str) -> Tensor:

@@ -26,7 +26,6 @@ from ptq4vit_onnx.calibration.sampling import Sample, Side, Stages
 from ptq4vit_onnx.calibration.threads import side_by_side
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.quantizers import Quantizer, Uniform
-from ptq4vit_onnx.plan.twins import price_as_ratio, price_in_nats
 from ptq4vit_onnx.plan.weight_codes import pair_limit, shipped
 
 RANKED = 28  # candidates of an activation next to a weight that an estimate leaves
@@ -173,8 +172,8 @@ class ProductSearch:
     def _priced(self, pair: tuple[Quantizer, Uniform]) -> float:
         """The damage, and what the form costs at run time."""
         if self.options.metric == "hessian":
-            return self._damage(pair) + price_in_nats(pair[0])
-        return self._damage(pair) * price_as_ratio(pair[0])
+            return self._damage(pair) + pair[0].price_in_nats
+        return self._damage(pair) * pair[0].price_as_ratio
 
     def _damage(self, pair: tuple[Quantizer, Uniform]) -> float:
         """Expected, in nats per image, under the Hessian metric; of another metric its loss."""

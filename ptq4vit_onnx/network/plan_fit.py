@@ -12,7 +12,6 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.models.specs import ModelSpec
 from ptq4vit_onnx.network.load import LoadedModel
 from ptq4vit_onnx.plan.options import Options
-from ptq4vit_onnx.plan.quantizers import Affine, Uniform
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.plan.sites import Site
 
@@ -54,10 +53,10 @@ def require_plan_fits(plan: ScalePlan, model: LoadedModel, sites: list[Site]) ->
             )
         _require_channels(plan.model, site, planned)
         for side in (planned.lhs, planned.rhs) if site.kind == "matmul" else ():
-            if isinstance(side, (Uniform, Affine)) and len(side.scale) not in (1, site.heads):
+            if side.groups not in (1, site.heads):
                 raise UserError(
                     f"the plan does not fit {plan.model}: {site.name} has {site.heads} heads, the plan "
-                    f"{len(side.scale)} scales; expected 1 or {site.heads}"
+                    f"{side.groups} scales; expected 1 or {site.heads}"
                 )
 
 

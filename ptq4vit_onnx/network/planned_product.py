@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from ptq4vit_onnx.plan.outlier_split import COLUMNS, ROWS, only_channels, without_channels
 from ptq4vit_onnx.plan.scale_plan import SitePlan
 from ptq4vit_onnx.plan.weight_codes import shipped
 
@@ -23,14 +23,14 @@ def shipped_sides(weight: Tensor, plan: SitePlan) -> tuple[Tensor, Tensor | None
     """The weights of the main product and of the outliers' product, as they ship, decoded."""
     if plan.outliers is None:
         return shipped(weight.contiguous(), plan.lhs, plan.rhs), None
-    index = torch.tensor(plan.outliers.channels)
-    main = shipped(weight.index_fill(0, index, 0.0), plan.lhs, plan.rhs)
-    return main, shipped(weight[index].contiguous(), plan.outliers.lhs, plan.outliers.rhs)
+    channels = plan.outliers.channels
+    main = shipped(without_channels(weight, channels, ROWS).contiguous(), plan.lhs, plan.rhs)
+    return main, shipped(only_channels(weight, channels, ROWS), plan.outliers.lhs, plan.outliers.rhs)
 
 
 def with_weight(lhs: Tensor, plan: SitePlan, main: Tensor, narrow: Tensor | None) -> Tensor:
     out = plan.lhs.fake_quantize(lhs) @ main
     if plan.outliers is None or narrow is None:
         return out
-    index = torch.tensor(plan.outliers.channels)
-    return out + plan.outliers.lhs.fake_quantize(lhs[..., index]) @ narrow
+    picked = only_channels(lhs, plan.outliers.channels, COLUMNS)
+    return out + plan.outliers.lhs.fake_quantize(picked) @ narrow

@@ -16,7 +16,7 @@ from typing import Any
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.plan.channel_fold import Channels
-from ptq4vit_onnx.plan.quantizers import Affine, Diffused, Quantizer, TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.plan.quantizers import QUANTIZERS, Affine, Diffused, Quantizer, Uniform
 from ptq4vit_onnx.plan.sites import Kind, Source
 
 FORMAT = 4
@@ -103,20 +103,10 @@ class PlanFieldError(ValueError):
         super().__init__(f"{where or 'top level'}: {problem}")
 
 
-_QUANTIZERS: dict[str, type[Any]] = {
-    "uniform": Uniform,
-    "diffused": Diffused,
-    "affine": Affine,
-    "twin_softmax": TwinSoftmax,
-    "twin_gelu": TwinGelu,
-}
-_TYPE_NAMES = {kind: name for name, kind in _QUANTIZERS.items()}
-
-
 def plain(value: Any) -> Any:
     """A plan, or any part of one, as what JSON holds."""
     if is_dataclass(value):
-        name = _TYPE_NAMES.get(type(value))
+        name = value.kind if isinstance(value, Quantizer) else None
         entries = {item.name: plain(getattr(value, item.name)) for item in fields(value)}
         return entries if name is None else {"type": name, **entries}
     if isinstance(value, Mapping):
@@ -135,6 +125,8 @@ def _parse(kind: Any, data: object, where: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return data
+    if kind is Quantizer:
+        return _parse_union(tuple(form for form in QUANTIZERS.values() if form.only_kind is None), data, where)
     if origin in (types.UnionType, typing.Union):
         return _parse_union(arguments, data, where)
     if origin is typing.Literal:
@@ -171,14 +163,14 @@ def _parse_union(choices: tuple[Any, ...], data: object, where: str) -> Any:
     if len(present) == 1:
         return _parse(present[0], data, where)
     entries = _expect(dict, data, where)
-    names = {name: kind for name, kind in _QUANTIZERS.items() if kind in present}
+    names = {name: kind for name, kind in QUANTIZERS.items() if kind in present}
     return _parse(names[_one_of(tuple(names), entries.get("type"), _join(where, "type"))], data, where)
 
 
 def _parse_dataclass(kind: Any, data: object, where: str) -> Any:
     entries = dict(_expect(dict, data, where))
-    if kind in _TYPE_NAMES:
-        _one_of((_TYPE_NAMES[kind],), entries.pop("type", None), _join(where, "type"))
+    if issubclass(kind, Quantizer):
+        _one_of((kind.kind,), entries.pop("type", None), _join(where, "type"))
     hints = typing.get_type_hints(kind)
     unknown = sorted(set(entries) - {item.name for item in fields(kind)})
     if unknown:
@@ -201,18 +193,19 @@ def _require_consistent(site: SitePlan, where: str) -> None:
     axis = -3 if site.kind == "matmul" else -1
     for side in ("lhs", "rhs"):
         quantizer = getattr(site, side)
-        if isinstance(quantizer, (Uniform, Affine)) and len(quantizer.scale) > 1 and quantizer.axis != axis:
+        if quantizer.groups_axis not in (None, axis):
             raise PlanFieldError(
-                _join(where, f"{side}.axis"), f"expected {axis} for the scales of a {site.kind}, got {quantizer.axis}"
+                _join(where, f"{side}.axis"),
+                f"expected {axis} for the scales of a {site.kind}, got {quantizer.groups_axis}",
             )
     for name in ("outliers", "bias_correction"):
         if site.kind == "matmul" and getattr(site, name) is not None:
             raise PlanFieldError(_join(where, name), "expected null: a matmul has neither outliers nor a bias")
-    if site.kind != "conv" and isinstance(site.rhs, Diffused):
+    if site.rhs.only_kind not in (None, site.kind):
         raise PlanFieldError(_join(where, "rhs.type"), f"expected uniform: a {site.kind} has no pixels side by side")
     if site.kind != "linear" and site.channels is not None:
         raise PlanFieldError(_join(where, "channels"), f"expected null: a {site.kind} has no LayerNorm to fold into")
-    unknown = sorted(set(site.forms) - {kind.__name__ for kind in _TYPE_NAMES})
+    unknown = sorted(set(site.forms) - {form.__name__ for form in QUANTIZERS.values()})
     if unknown:
         raise PlanFieldError(_join(where, f"forms.{unknown[0]}"), "no such quantizer")
     if site.outliers is not None and not site.outliers.channels:

@@ -1,37 +1,12 @@
-"""When a twin is worth its second product, and what `--twin auto` chose at each softmax and GELU input."""
+"""What `--twin auto` chose at each softmax and GELU input, and why, in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ptq4vit_onnx.plan.quantizers import Quantizer, TwinGelu, TwinSoftmax
+from ptq4vit_onnx.plan.quantizers import forms_for
 from ptq4vit_onnx.plan.scale_plan import SitePlan
-
-# What the expected damage (1/2 g^2 d^2, in nats per image) must fall by before a twin is worth its second product. The
-# two are in the ratio of what they cost in time: of a DeiT-S, twelve second P@V take 2 %, twelve second fc2 27 %.
-SOFTMAX_NATS, GELU_NATS = 2.5e-5, 4e-4
-# The same for metrics without nats: how many times smaller the loss must be.
-SOFTMAX_RATIO, GELU_RATIO = 1.1, 8.0
-
-
-def needs_second_product(lhs: Quantizer) -> bool:
-    return isinstance(lhs, (TwinSoftmax, TwinGelu)) and not lhs.fits_a_byte
-
-
-def price_in_nats(lhs: Quantizer) -> float:
-    if not needs_second_product(lhs):
-        return 0.0
-    return SOFTMAX_NATS if isinstance(lhs, TwinSoftmax) else GELU_NATS
-
-
-def price_as_ratio(lhs: Quantizer) -> float:
-    if not needs_second_product(lhs):
-        return 1.0
-    return SOFTMAX_RATIO if isinstance(lhs, TwinSoftmax) else GELU_RATIO
-
-
-_TWINS = ("TwinSoftmax", "TwinGelu")
 
 
 @dataclass(frozen=True)
@@ -52,13 +27,13 @@ class TwinChoice:
 
 def twin_choice(site: SitePlan) -> TwinChoice | None:
     """None where nothing was chosen: no twin was on offer, or a twin was asked for."""
-    twin = next((damage for form, damage in site.forms.items() if form in _TWINS), None)
-    single = [damage for form, damage in site.forms.items() if form not in _TWINS]
+    made_for_it = {form.__name__ for form in forms_for(site.lhs_source)}
+    twin = next((damage for form, damage in site.forms.items() if form in made_for_it), None)
+    single = [damage for form, damage in site.forms.items() if form not in made_for_it]
     if twin is None or not single:
         return None
-    taken = isinstance(site.lhs, (TwinSoftmax, TwinGelu))
-    one = isinstance(site.lhs, (TwinSoftmax, TwinGelu)) and site.lhs.fits_a_byte
-    return TwinChoice(taken, min(single) - twin, one)
+    taken = len(site.lhs.branches) > 1
+    return TwinChoice(taken, min(single) - twin, taken and site.lhs.merged is not None)
 
 
 def summary(sites: Mapping[str, SitePlan]) -> str | None:

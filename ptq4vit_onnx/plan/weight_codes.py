@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, Tensor, Uniform, spread
+from ptq4vit_onnx.plan.quantizers import Quantizer, Tensor, Uniform, along_axis
 
 INT16_MAX = 32767
 JUST_OVER_HALF = 0.502  # rounds half of an odd number away from zero, and does no harm up to 249
@@ -32,17 +32,9 @@ def pair_far_inputs(flat: Tensor) -> Tensor:
     return flat.reshape(*flat.shape[:-1], 2, inputs // 2).swapaxes(-1, -2).reshape(flat.shape)  # type: ignore[no-any-return]
 
 
-def largest_lhs_code(lhs: Quantizer) -> int:
-    """The largest unsigned code the left side sends into the integer product.
-
-    Symmetric codes are shipped shifted up by 2^(k-1), so they reach 2^k - 1; a twin branch 2^(k-1) - 1.
-    """
-    return 2**lhs.bits - 1 if isinstance(lhs, (Uniform, Affine)) else lhs.high
-
-
 def pair_limit(lhs: Quantizer) -> int:
     """How large |w[k] + w[k+1]| may be next to this left side."""
-    return INT16_MAX // largest_lhs_code(lhs)
+    return INT16_MAX // lhs.largest_code
 
 
 def ship_weight(weight: np.ndarray[Any, Any], lhs: Quantizer, rhs: Uniform) -> tuple[np.ndarray[Any, Any], int]:
@@ -55,7 +47,7 @@ def ship_weight(weight: np.ndarray[Any, Any], lhs: Quantizer, rhs: Uniform) -> t
 def shipped(weight: Tensor, lhs: Quantizer, rhs: Uniform) -> Tensor:
     """`weight` [inputs, outputs] as the codes that ship next to `lhs`, decoded; numpy or torch."""
     safe = make_pairs_safe(rhs.codes(weight), pair_limit(lhs))
-    safe *= spread(rhs.scale, weight, rhs.axis)
+    safe *= along_axis(rhs.scale, weight, rhs.axis)
     return safe
 
 

@@ -31,7 +31,7 @@ from ptq4vit_onnx.graph.integer_products import (
 )
 from ptq4vit_onnx.graph.model_proto import Model, load
 from ptq4vit_onnx.graph.value_ranges import code_bounds
-from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax
+from ptq4vit_onnx.plan.quantizers import Quantizer
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.plan.weight_codes import INT16_MAX, saturating_pairs
 from ptq4vit_onnx.runtime.session import optimised_model
@@ -125,20 +125,13 @@ def largest_code(index: GraphIndex, product: IntegerProduct, branch: str, site: 
         return proven
     quantizer = site.outliers.lhs if branch == "outliers" and site.outliers else site.lhs
     zero = int(product.lhs_zero.reshape(-1)[0]) + shift
-    return min(proven, zero + _highest_unit(quantizer, branch, merged))
+    return min(proven, zero + (_merged_reach(quantizer) if merged else quantizer.branch(branch).reach))
 
 
-def _highest_unit(quantizer: Quantizer, branch: str, merged: bool) -> int:
-    """How far above its zero point the quantizer's codes reach.
-
-    A merged twin counts both ranges in steps of the fine one. A fine branch of its own is counted as if it
-    went upwards, also for GELU, where it may be stored either way round.
-    """
-    if isinstance(quantizer, Affine):
-        return quantizer.high - min(quantizer.zero_point)
-    if merged and isinstance(quantizer, (TwinSoftmax, TwinGelu)):
-        return quantizer.high << quantizer.shift
-    return quantizer.high
+def _merged_reach(quantizer: Quantizer) -> int:
+    """How far above zero its codes reach in one product: those of a twin counted in steps of the fine range."""
+    fine, coarse = quantizer.branches[0], quantizer.branches[-1]
+    return round(coarse.high * (coarse.steps[0] / fine.steps[0]))
 
 
 def _expected(source: GraphIndex, executed: GraphIndex, plan: ScalePlan | None) -> list[tuple[ProductName, Any]]:

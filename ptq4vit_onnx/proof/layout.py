@@ -7,7 +7,6 @@ import onnx
 
 from ptq4vit_onnx.graph.integer_products import GraphIndex, product_nodes
 from ptq4vit_onnx.plan.file_layout import FileForm
-from ptq4vit_onnx.plan.quantizers import TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.proof.float_sites import column_factors_of
 from ptq4vit_onnx.proof.plan_checks import attention_scale
@@ -18,8 +17,7 @@ def form_of(model: onnx.ModelProto, plan: ScalePlan) -> FileForm:
     folded = {}
     for site, factors in column_factors_of(model, plan).items():
         scores = plan.sites[f"{site.rpartition('.')[0]}.qk"].lhs
-        assert isinstance(scores, Uniform)
-        folded[site] = float(np.float32(attention_scale(factors[:1] * scores.scale[0])))
+        folded[site] = float(np.float32(attention_scale(factors[:1] * scores.branches[0].steps[0])))
     split = {name.site for name, _ in product_nodes(GraphIndex(model)) if name.branch == "coarse"}
-    twins = {site for site, item in plan.sites.items() if isinstance(item.lhs, (TwinSoftmax, TwinGelu))}
+    twins = {site for site, item in plan.sites.items() if len(item.lhs.branches) > 1}
     return FileForm(folded, frozenset(twins - split))

@@ -1,8 +1,4 @@
-"""The integer oracle: what a kernel must return for the codes it was fed, computed without the runtime.
-
-Codes are at most 8 bits and inner lengths below 2^20, so every accumulator stays below 2^36: products of
-integers held in float64 are exact, and as fast as the CPU's floating point.
-"""
+"""The integer oracle: what a kernel must return for the codes it was fed, computed without the runtime."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ptq4vit_onnx.graph.integer_products import Array, IntegerProduct
+from ptq4vit_onnx.plan.exact_product import exact_product
 
 # float32 steps between an accumulator and what the kernel returns: the accumulator itself (above 2^24), the
 # product of the two scales, the division by the output's scale or the addition of the bias, the
@@ -19,7 +16,6 @@ ROUNDING = 2.0**-22
 # between a site's accumulators and its output lie up to sixteen such steps: those of its kernels, the heads'
 # factors and the product with them, the sum of branches, the bias
 SITE_ROUNDING = 2.0**-20
-FLOAT32_INTEGERS = 2.0**24  # float32 holds every integer up to here
 SMALLEST_NORMAL = 2.0**-126
 
 
@@ -40,17 +36,10 @@ def accumulators(product: IntegerProduct, lhs: Array, rhs: Array) -> Array:
         left = left.swapaxes(-1, -2)
     if product.transpose_rhs:
         right = right.swapaxes(-1, -2)
-    sums = _exact_product(left, right - product.rhs_zero.astype(np.float32))
+    sums = np.asarray(exact_product(left, right - product.rhs_zero.astype(np.float32)), np.float64)
     if product.kernel == "QGemm" and product.bias is not None:
         sums = sums + product.bias.astype(np.float64)
     return sums
-
-
-def _exact_product(left: Array, right: Array) -> Array:
-    """left @ right for integers, in the narrower float type that holds every partial sum exactly."""
-    largest = float(np.abs(left).max(initial=0.0)) * float(np.abs(right).sum(axis=-2).max(initial=0.0))
-    kind = np.float32 if largest < FLOAT32_INTEGERS else np.float64
-    return np.asarray(left.astype(kind) @ right.astype(kind), np.float64)
 
 
 def compare(product: IntegerProduct, sums: Array, out: Array) -> Comparison:

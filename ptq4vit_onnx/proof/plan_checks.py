@@ -9,7 +9,8 @@ import numpy as np
 
 from ptq4vit_onnx.graph.code_paths import CodePath
 from ptq4vit_onnx.graph.integer_products import Array, GraphIndex, IntegerProduct, ProductName
-from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.plan.outlier_split import ROWS, only_channels, without_channels
+from ptq4vit_onnx.plan.quantizers import Branch, Quantizer, Uniform
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.plan.weight_codes import ship_weight
 
@@ -51,11 +52,7 @@ def column_factors(held: Array, rhs: Uniform, outputs: int) -> Array:
 def check_lhs_scale(name: ProductName, product: IntegerProduct, site: SitePlan) -> str | None:
     """The scale and zero point of the left codes are the plan's. Per-head scales are folded elsewhere."""
     lhs, _ = sides_of(name, site)
-    wanted: tuple[float, ...]
-    if isinstance(lhs, (TwinSoftmax, TwinGelu)):
-        wanted = (lhs.coarse,) if name.branch == "coarse" else (lhs.fine,)
-    else:
-        wanted = lhs.scale
+    wanted = lhs.branch(name.branch).steps
     held = float(product.lhs_scale.reshape(-1)[0])
     if len(wanted) > 1 or held == float(np.float32(wanted[0])):
         return None
@@ -65,32 +62,28 @@ def check_lhs_scale(name: ProductName, product: IntegerProduct, site: SitePlan) 
 def planned_scale(name: ProductName, site: SitePlan, outputs: int) -> Array:
     """What one step of the product's accumulators [.., rows, outputs] is worth in the plan."""
     lhs, rhs = sides_of(name, site)
-    if isinstance(lhs, (TwinSoftmax, TwinGelu)):
-        left: Array = np.asarray(lhs.coarse if name.branch == "coarse" else lhs.fine)
-    else:
-        left = np.asarray(lhs.scale, np.float64).reshape(-1, 1, 1)
+    left = np.asarray(lhs.branch(name.branch).steps, np.float64).reshape(-1, 1, 1)
     if site.kind == "matmul":
         return left * np.asarray(rhs.scale, np.float64).reshape(-1, 1, 1)
     right = np.repeat(np.asarray(rhs.scale, np.float64), outputs // len(rhs.scale))
     return np.asarray(left).reshape(()) * right
 
 
-def check_step(quantizer: Uniform | Affine, path: CodePath) -> str | None:
+def check_step(branch: Branch, path: CodePath) -> str | None:
     """Codes are made in the plan's steps, or in steps of 1 from floats divided by their heads' scales."""
     scale = float(path.scale.reshape(-1)[0])
-    if quantizer.scale == (scale,) or scale == 1.0:
+    if branch.steps == (scale,) or scale == 1.0:
         return None
-    return f"codes are in steps of {scale:.9g}, the plan's are {quantizer.scale[0]:.9g}"
+    return f"codes are in steps of {scale:.9g}, the plan's are {branch.steps[0]:.9g}"
 
 
-def check_codes(quantizer: Uniform | Affine, path: CodePath, floats: Array, codes: Array, zero: Array) -> str | None:
-    """The codes that arrive are those the quantizer gives for the floats that entered QuantizeLinear.
+def check_codes(branch: Branch, path: CodePath, floats: Array, codes: Array, zero: Array) -> str | None:
+    """The codes that arrive are those the branch gives for the floats that entered QuantizeLinear.
 
     zero: the product's zero point.
     """
     held = path.arriving(codes).astype(np.int32) - zero.astype(np.int32)
-    own_zero = quantizer.zero_point[0] if isinstance(quantizer, Affine) else 0
-    expected = (floats / path.scale).round().clip(quantizer.low - own_zero, quantizer.high - own_zero)
+    expected = (floats / path.scale).round().clip(branch.low, branch.high)
     wrong = int((held != expected).sum())
     return f"{wrong} of {held.size} codes fed are not the quantizer's" if wrong else None
 
@@ -103,13 +96,13 @@ def check_product_scale(product: IntegerProduct, planned: Array) -> str | None:
     return f"a step of the product is worth {held:.9g}, in the plan {planned.reshape(-1)[0]:.9g}"
 
 
-def check_range(quantizer: Quantizer, branch: str, path: CodePath, zero: Array) -> str | None:
+def check_range(branch: Branch, path: CodePath, zero: Array) -> str | None:
     """Whatever the image, the codes of a side can reach the quantizer's highest value and stay in its range.
 
     All bytes that QuantizeLinear can return are sent down the path. Softmax is never negative: it need not reach the
     lowest value; and it ends at 1, which may be below the highest.
     """
-    low, high = _unit_range(quantizer, branch)
+    low, high = branch.low, branch.high
     every = np.arange(path.lowest, path.highest + 1).astype(path.kind)
     units = path.arriving(every).astype(np.int32) - int(zero.reshape(-1)[0])
     # Where the byte itself ends the codes, the plan alone says how far that is from zero: counted from the file's own
@@ -119,15 +112,6 @@ def check_range(quantizer: Quantizer, branch: str, path: CodePath, zero: Array) 
     if low <= units.min() and units.max() == reach:
         return None
     return f"codes can be {units.min()}..{units.max()} from zero, the plan's are {low}..{high}"
-
-
-def _unit_range(quantizer: Quantizer, branch: str) -> tuple[int, int]:
-    if isinstance(quantizer, (Uniform, Affine)):
-        own_zero = quantizer.zero_point[0] if isinstance(quantizer, Affine) else 0
-        return quantizer.low - own_zero, quantizer.high - own_zero
-    if isinstance(quantizer, TwinGelu) and branch != "coarse":
-        return -quantizer.high, 0
-    return 0, quantizer.high
 
 
 def check_channels(index: GraphIndex, lhs: str, channels: tuple[int, ...]) -> str | None:
@@ -146,16 +130,18 @@ def check_twin(quantizer: Quantizer, x: Array, branches: list[tuple[IntegerProdu
 
     branches: each kernel with the left codes it was fed, in x's order.
     """
-    assert isinstance(quantizer, (TwinSoftmax, TwinGelu))
+    fine = quantizer.branches[0].steps[0]
+    allowed = [branch.steps[0] / fine for branch in quantizer.branches]
     held = np.zeros(x.size, np.int64)
     for product, codes in branches:
-        steps = float(product.lhs_scale.reshape(-1)[0]) / quantizer.fine
-        if steps not in {1.0, float(2**quantizer.shift)}:
-            return f"a branch has steps of {steps:.6g} fine steps, expected 1 or {2**quantizer.shift}"
+        steps = float(product.lhs_scale.reshape(-1)[0]) / fine
+        if steps not in allowed:
+            return (
+                f"a branch has steps of {steps:.6g} fine steps, expected {' or '.join(f'{item:g}' for item in allowed)}"
+            )
         held += (codes.astype(np.int64).reshape(-1) - int(product.lhs_zero.reshape(-1)[0])) * int(steps)
-    fine, coarse = quantizer.branches(x.reshape(-1))
-    sign = -1 if isinstance(quantizer, TwinGelu) else 1
-    expected = coarse.astype(np.int64) * 2**quantizer.shift + sign * fine.astype(np.int64)
+    parts = zip(quantizer.units(x.reshape(-1)), allowed, strict=True)
+    expected = np.sum([part.astype(np.int64) * int(steps) for part, steps in parts], axis=0)
     wrong = int((held != expected).sum())
     return f"{wrong} of {held.size} twin codes fed are not the quantizer's" if wrong else None
 
@@ -164,12 +150,8 @@ def _rows_of(name: ProductName, site: SitePlan, weight: Array) -> Array:
     """The weight one product multiplies by: the outlier channels alone, or all with those set to zero."""
     if site.outliers is None:
         return weight
-    channels = list(site.outliers.channels)
-    if name.branch == "outliers":
-        return np.ascontiguousarray(weight[channels])
-    rest = weight.copy()
-    rest[channels] = 0
-    return rest
+    channels = site.outliers.channels
+    return (only_channels if name.branch == "outliers" else without_channels)(weight, channels, ROWS)
 
 
 def are_head_factors(site: str, plan: ScalePlan, factor: Array) -> bool:

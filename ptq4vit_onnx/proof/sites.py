@@ -20,10 +20,8 @@ from ptq4vit_onnx.graph.integer_products import (
     read_product,
 )
 from ptq4vit_onnx.graph.model_proto import Model
-from ptq4vit_onnx.plan.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
-from ptq4vit_onnx.proof import oracle
-from ptq4vit_onnx.proof import plan_checks as prescribed
+from ptq4vit_onnx.proof import oracle, plan_checks
 from ptq4vit_onnx.proof.float_sites import FloatSites, output_tensors
 from ptq4vit_onnx.runtime.session import optimised_model
 from ptq4vit_onnx.runtime.tensors import fetch
@@ -143,8 +141,8 @@ class _SiteTask:
         if self.site.kind != "matmul":
             findings.update(self._weights(name, sums[name].shape[-1]))
         elif product.output_scale is not None:
-            planned = prescribed.planned_scale(name, self.site, sums[name].shape[-1])
-            findings["scale"] = prescribed.check_product_scale(product, planned)
+            planned = plan_checks.planned_scale(name, self.site, sums[name].shape[-1])
+            findings["scale"] = plan_checks.check_product_scale(product, planned)
         if not name.branch:
             findings.update(self._twin(values) if self._twin_source() else {})
             findings.update(self._site_output(name, sums, values) if self._site_output_can_be_checked() else {})
@@ -163,35 +161,37 @@ class _SiteTask:
     def _weights(self, name: ProductName, outputs: int) -> dict[str, str | None]:
         product = self.kernels[name]
         found = {
-            "left scale": prescribed.check_lhs_scale(name, product, self.site),
-            "weight scales": prescribed.check_weight_scale(name, product, self.plan, outputs),
+            "left scale": plan_checks.check_lhs_scale(name, product, self.site),
+            "weight scales": plan_checks.check_weight_scale(name, product, self.plan, outputs),
         }
         codes = self.index.constant(product.rhs)
         if codes is None:
             found["weight"] = "the weight is not a constant"
         elif self.float_sites is not None:
             weight = self.float_sites.weight(self.name)
-            found["weight"] = prescribed.check_weight(name, product, codes, self.site, weight)
+            found["weight"] = plan_checks.check_weight(name, product, codes, self.site, weight)
         return found
 
     def _codes(self, name: ProductName, values: Mapping[str, Array]) -> dict[str, str | None]:
         found: dict[str, str | None] = {}
         product = self.kernels[name]
         sides = (("left", product.lhs, product.lhs_zero), ("right", product.rhs, product.rhs_zero))
-        quantizers = prescribed.sides_of(name, self.site)
+        quantizers = plan_checks.sides_of(name, self.site)
         for side, (what, tensor, zero) in enumerate(sides):
             path, quantizer = code_path(self.index, tensor), quantizers[side]
             if path is None:
                 continue
-            found[f"{what} range"] = prescribed.check_range(quantizer, name.branch, path, zero)
-            if isinstance(quantizer, (Uniform, Affine)):
-                found[f"{what} step"] = prescribed.check_step(quantizer, path)
-            if isinstance(quantizer, (Uniform, Affine)) and path.floats:
+            branch = quantizer.branch(name.branch)
+            found[f"{what} range"] = plan_checks.check_range(branch, path, zero)
+            if len(quantizer.branches) > 1:
+                continue  # of a twin, both branches are held against what softmax or GELU returned
+            found[f"{what} step"] = plan_checks.check_step(branch, path)
+            if path.floats:
                 floats, codes = self._value(path.floats, values), values[path.codes]
-                found[f"{what} codes"] = prescribed.check_codes(quantizer, path, floats, codes, zero)
+                found[f"{what} codes"] = plan_checks.check_codes(branch, path, floats, codes, zero)
         if name.branch == "outliers" and self.site.outliers is not None:
             channels = self.site.outliers.channels
-            found["channels"] = prescribed.check_channels(self.index, product.lhs, channels)
+            found["channels"] = plan_checks.check_channels(self.index, product.lhs, channels)
         return found
 
     def _twin(self, values: Mapping[str, Array]) -> dict[str, str | None]:
@@ -201,11 +201,11 @@ class _SiteTask:
         branches = [
             (product, values[product.lhs]) for name, product in self.kernels.items() if name.branch in {"", "coarse"}
         ]
-        return {"twin codes": prescribed.check_twin(self.site.lhs, values[source], branches)}
+        return {"twin codes": plan_checks.check_twin(self.site.lhs, values[source], branches)}
 
     def _twin_source(self) -> str | None:
         main = next((product for name, product in self.kernels.items() if not name.branch), None)
-        if main is None or not isinstance(self.site.lhs, (TwinSoftmax, TwinGelu)):
+        if main is None or len(self.site.lhs.branches) == 1:
             return None
         return twin_source(self.index, main.lhs)
 
@@ -217,11 +217,11 @@ class _SiteTask:
         A fused qkv may compute in units of its heads' scales: then all of it carries the columns' factors.
         """
         outputs = sums[main].shape[-1]
-        terms = [sums[name] * prescribed.planned_scale(name, self.site, outputs) for name in self.kernels]
+        terms = [sums[name] * plan_checks.planned_scale(name, self.site, outputs) for name in self.kernels]
         bias: Array = np.zeros(())
         if self.site.kind != "matmul" and self.float_sites is not None:
             bias = self.float_sites.bias(self.name) + np.asarray(self.site.bias_correction or 0.0)
-            factor = prescribed.column_factors(self.kernels[main].rhs_scale, self.site.rhs, outputs)
+            factor = plan_checks.column_factors(self.kernels[main].rhs_scale, self.site.rhs, outputs)
             terms, bias = [term * factor for term in terms], bias * factor
         return {"site output": oracle.compare_site(terms, bias, values[self.output]).failure}
 

@@ -12,7 +12,7 @@ from html import escape
 from itertools import pairwise
 
 from ptq4vit_onnx.plan.evidence import Histogram, SearchCurve
-from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax
+from ptq4vit_onnx.plan.quantizers import Points, Quantizer
 
 WIDTH, HEIGHT = 520.0, 262.0
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 12.0, 26.0, 52.0
@@ -23,20 +23,6 @@ RUG = 9.0  # height of the strip of points below the axis
 VISIBLE_STEP = 4.5  # from this distance on, points are also drawn across the chart
 WORST_RATIO = 100.0  # losses beyond this many times the best are cut off
 METRICS = ("pearson", "cosine", "mse", "hessian")
-
-
-@dataclass(frozen=True)
-class Points:
-    """Quantisation points first, first + step, ..: `count` of them."""
-
-    name: str
-    first: float
-    step: float
-    count: int
-
-    @property
-    def last(self) -> float:
-        return self.first + (self.count - 1) * self.step
 
 
 @dataclass(frozen=True)
@@ -54,16 +40,7 @@ class Panel:
 
 def points_of(lhs: Quantizer) -> tuple[Points, ...]:
     """The points of each range: one range, or fine and coarse. Of several scales (heads) the largest's."""
-    if isinstance(lhs, TwinSoftmax):
-        first = max(1, math.ceil(lhs.split / lhs.coarse))  # below the split only the fine range is used
-        coarse = Points("R2", first * lhs.coarse, lhs.coarse, lhs.high - first + 1)
-        return Points("R1", 0.0, lhs.fine, lhs.high + 1), coarse
-    if isinstance(lhs, TwinGelu):
-        count = lhs.high + 1
-        return Points("R1", -lhs.high * lhs.fine, lhs.fine, count), Points("R2", 0.0, lhs.coarse, count)
-    step = max(lhs.scale)
-    zero = lhs.zero_point[lhs.scale.index(step)] if isinstance(lhs, Affine) else 0
-    return (Points("", (lhs.low - zero) * step, step, lhs.high - lhs.low + 1),)
+    return lhs.points
 
 
 def histogram_chart(histograms: Sequence[Histogram], lhs: Quantizer, title: str) -> str:

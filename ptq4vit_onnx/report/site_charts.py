@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 
-from ptq4vit_onnx.plan.quantizers import Quantizer, TwinGelu, TwinSoftmax
+from ptq4vit_onnx.plan.quantizers import Quantizer
 from ptq4vit_onnx.report.charts import curve_chart, figure, histogram_chart, points_of
 from ptq4vit_onnx.report.rows import SiteRow, decibels_of, noisiest, said, worst
 from ptq4vit_onnx.report.table import describe
@@ -120,14 +120,14 @@ def _detail(index: int, row: SiteRow, metric: str, first: bool) -> str:
 
 def _histogram_caption(lhs: Quantizer) -> str:
     counts = [points.count for points in points_of(lhs)]
-    if isinstance(lhs, (TwinSoftmax, TwinGelu)):
+    if len(counts) > 1:
         return (
             f"The strip below the axis shows the quantisation points: {counts[0]} of the fine range R1 and "
             f"{counts[1]} of the coarse range R2, each range on an axis of its own."
         )
     strip = f"The strip below the axis shows the {counts[0]} quantisation points"
-    if len(lhs.scale) > 1:
-        return f"{strip} of the head with the largest of {len(lhs.scale)} steps; values of all heads."
+    if lhs.groups > 1:
+        return f"{strip} of the head with the largest of {lhs.groups} steps; values of all heads."
     return f"{strip}."
 
 

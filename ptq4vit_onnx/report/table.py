@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ptq4vit_onnx.plan.quantizers import Affine, Diffused, Quantizer, TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.plan.quantizers import Quantizer
 from ptq4vit_onnx.plan.twins import twin_choice
 from ptq4vit_onnx.report.charts import figure
 from ptq4vit_onnx.report.rows import SiteRow, decibels_of, noisiest, worst
@@ -97,25 +97,19 @@ def describe(quantizer: Quantizer) -> str:
 
 
 def type_name(quantizer: Quantizer) -> str:
-    names = {Uniform: "symmetric", Diffused: "symmetric, errors handed on", Affine: "affine",
-             TwinSoftmax: "twin softmax", TwinGelu: "twin GELU"}  # fmt: skip
-    return names[type(quantizer)]
+    return quantizer.title
 
 
-def _settings(quantizer: Quantizer) -> tuple[str, str]:
-    if isinstance(quantizer, (TwinSoftmax, TwinGelu)):
-        return f"steps {steps(quantizer)}", f"shift {quantizer.shift}"
-    plural = "steps" if len(quantizer.scale) > 1 else "step"
-    if isinstance(quantizer, Affine):
-        return f"{plural} {steps(quantizer)}", f"zero point {', '.join(map(str, quantizer.zero_point[:4]))}"
-    return f"{plural} {steps(quantizer)}", ""
+def _settings(quantizer: Quantizer) -> tuple[str, ...]:
+    plural = "steps" if len(quantizer.branches) > 1 or quantizer.groups > 1 else "step"
+    return f"{plural} {steps(quantizer)}", *quantizer.remarks
 
 
 def steps(quantizer: Quantizer) -> str:
     """The scale; of several the range and how many; of a twin both."""
-    if isinstance(quantizer, (TwinSoftmax, TwinGelu)):
-        return f"{figure(quantizer.fine)} and {figure(quantizer.coarse)}"
-    scale = quantizer.scale
+    if len(quantizer.branches) > 1:
+        return " and ".join(figure(branch.steps[0]) for branch in quantizer.branches)
+    (scale,) = (branch.steps for branch in quantizer.branches)
     if len(scale) == 1:
         return figure(scale[0])
     return f"{figure(min(scale))}–{figure(max(scale))} ({len(scale)})"

@@ -18,13 +18,15 @@ import torch
 from torch import Tensor
 
 from ptq4vit_onnx.network.products import Call
+from ptq4vit_onnx.plan.exact_product import exact_product
 from ptq4vit_onnx.plan.file_layout import FileForm
-from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, TwinGelu, Uniform, spread
+from ptq4vit_onnx.plan.outlier_split import COLUMNS, ROWS, only_channels, without_channels
+from ptq4vit_onnx.plan.quantizers import Quantizer, Uniform
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
+from ptq4vit_onnx.plan.sites import Attention
 from ptq4vit_onnx.plan.weight_codes import ship_weight
 
 Array = np.ndarray[Any, Any]
-EXACT = 2**24  # float32 holds every whole number up to here
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class ExactSimulator:
         linear = self.linears[name]
         out = self._product(name, plan.lhs, call.lhs, linear.main)
         if plan.outliers is not None and linear.outliers is not None:
-            picked = call.lhs[..., list(plan.outliers.channels)]
+            picked = only_channels(call.lhs, plan.outliers.channels, COLUMNS)
             out = out + self._product(name, plan.outliers.lhs, picked, linear.outliers)
         if linear.bias is not None:
             out = out + linear.bias
@@ -74,30 +76,32 @@ class ExactSimulator:
         q, k, v = out.chunk(3, -1)
         scores, values = self._attention(name)
         sides = zip((q, k, v), (scores.lhs, scores.rhs, values.rhs), strict=True)
-        return torch.cat([part.round().clamp(side.low, side.high) for part, side in sides], -1)  # type: ignore[union-attr]
+        limits = ((part, side.branches[0]) for part, side in sides)
+        return torch.cat([part.round().clamp(branch.low, branch.high) for part, branch in limits], -1)
 
     def _of_activations(self, call: Call, plan: SitePlan) -> Tensor:
         name = call.site.name
-        folded = f"{name.rpartition('.')[0]}.qkv" in self.form.folded
+        folded = Attention.around(name).qkv in self.form.folded
         left, right = plan.lhs, plan.rhs
         heads, inner = _head_scales(right, folded)
-        weight = _Weight(units(right, call.rhs), torch.tensor(inner))
-        if isinstance(left, (Uniform, Affine)):
+        weight = _Weight(right.units(call.rhs)[0], torch.tensor(inner))
+        if len(left.branches) == 1:
             more, outer = _head_scales(left, folded and plan.lhs_source != "softmax")
             heads = more if heads is None else heads if more is None else more * heads
-            out = kernel(units(left, call.lhs), weight, outer)
+            out = kernel(left.units(call.lhs)[0], weight, outer)
         else:
             out = self._product(name, left, call.lhs, weight)
         return out if heads is None else out * torch.from_numpy(heads).reshape(-1, 1, 1)
 
     def _product(self, name: str, lhs: Quantizer, x: Tensor, weight: _Weight) -> Tensor:
-        if isinstance(lhs, (Uniform, Affine)):
-            return kernel(units(lhs, x), weight, lhs.scale[0])
-        fine, coarse = lhs.branches(x)
-        fine = -fine if isinstance(lhs, TwinGelu) else fine
+        """The branches as one product in fine steps, where the file does so, or each by itself, added up in order."""
+        steps = [branch.steps[0] for branch in lhs.branches]
+        units = lhs.units(x)
         if name in self.form.merged:
-            return kernel(coarse * 2.0**lhs.shift + fine, weight, lhs.fine)
-        return kernel(fine, weight, lhs.fine) + kernel(coarse, weight, lhs.coarse)
+            in_fine_steps = sum(part * (step / steps[0]) for part, step in zip(units, steps, strict=True))
+            return kernel(torch.as_tensor(in_fine_steps), weight, steps[0])
+        first, *others = (kernel(part, weight, step) for part, step in zip(units, steps, strict=True))
+        return sum(others, first)
 
     def _prepare(self, call: Call, plan: SitePlan) -> _Linear:
         name, weight = call.site.name, call.rhs.numpy()
@@ -105,10 +109,10 @@ class ExactSimulator:
         factors = None if attention is None else self._factors(name, attention, weight.shape[1])
         outliers = None
         if plan.outliers is not None:
-            channels = list(plan.outliers.channels)
-            outliers = _weight(weight[channels], plan.outliers.lhs, plan.outliers.rhs, factors)
-            weight = weight.copy()
-            weight[channels] = 0
+            channels = plan.outliers.channels
+            narrow = only_channels(weight, channels, ROWS)
+            outliers = _weight(narrow, plan.outliers.lhs, plan.outliers.rhs, factors)
+            weight = without_channels(weight, channels, ROWS)
         main = _weight(weight, plan.lhs, plan.rhs, factors)
         inverse = None if factors is None else torch.from_numpy((1 / factors).astype(np.float32))
         return _Linear(main, outliers, _bias(call.bias, plan.bias_correction, factors, weight.shape[1]), inverse)
@@ -117,38 +121,22 @@ class ExactSimulator:
         """What turns each output column of a qkv into units of its consumer, in float64."""
         scores, values = self._attention(name)
         parts = ((scores.lhs, attention), (scores.rhs, 1.0), (values.rhs, 1.0))
-        scales = [(np.asarray(side.scale, np.float64), factor) for side, factor in parts]  # type: ignore[union-attr]
+        scales = [(np.asarray(side.branches[0].steps, np.float64), factor) for side, factor in parts]
         return np.concatenate([np.repeat(factor / scale, outputs // 3 // len(scale)) for scale, factor in scales])
 
     def _attention(self, name: str) -> tuple[SitePlan, SitePlan]:
-        stem = name.rpartition(".")[0]
-        return self.plan.sites[f"{stem}.qk"], self.plan.sites[f"{stem}.pv"]
+        attention = Attention.around(name)
+        return self.plan.sites[attention.qk], self.plan.sites[attention.pv]
 
 
 def kernel(codes: Tensor, weight: _Weight, scale: float) -> Tensor:
     """An integer product: its exact sums become float32 and are multiplied by the product of both scales."""
-    return whole_product(codes, weight.codes).float() * (weight.scale * scale)
+    return exact_product(codes, weight.codes).float() * (weight.scale * scale)
 
 
-def whole_product(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """lhs @ rhs of whole numbers, exact: float32 is, as long as no sum can exceed 2^24, so the inner axis is cut."""
-    largest = float(lhs.abs().max()) * float(rhs.abs().max())
-    step = max(1, int(EXACT // max(largest, 1.0)))
-    if step >= lhs.shape[-1]:
-        return lhs @ rhs
-    parts = zip(torch.split(lhs, step, -1), torch.split(rhs, step, -2), strict=True)
-    return torch.stack([(left @ right).double() for left, right in parts]).sum(0)
-
-
-def units(quantizer: Uniform | Affine, x: Tensor) -> Tensor:
-    """Codes counted from the zero point, as floats."""
-    codes = quantizer.codes(x)
-    return codes - spread(quantizer.zero_point, x, quantizer.axis) if isinstance(quantizer, Affine) else codes
-
-
-def _head_scales(quantizer: Uniform | Affine, folded: bool) -> tuple[Array | None, float]:
+def _head_scales(quantizer: Quantizer, folded: bool) -> tuple[Array | None, float]:
     """(one factor per head for behind the product, the scale inside it): a kernel takes one scale per side."""
-    scales = np.asarray(quantizer.scale, np.float32)
+    scales = np.asarray(quantizer.branches[0].steps, np.float32)
     one = len(scales) == 1 or (folded and bool((scales == scales[0]).all()))
     return (None, float(scales[0])) if one else (scales, 1.0)
 

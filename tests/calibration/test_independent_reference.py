@@ -49,7 +49,7 @@ def test_of_a_linear(source: Any, groups: int, rounds: int) -> None:
     kind = "uniform" if source == "other" else source
     reference = theirs(kind, lhs[None], parts, grads, rounds, parts)
     torch.testing.assert_close(torch.tensor(found.rhs.scale), reference.scale_b.flatten())
-    lhs_scale: Any = found.lhs.scale  # type: ignore[union-attr]
+    lhs_scale: Any = found.lhs.coordinates
     torch.testing.assert_close(torch.tensor(lhs_scale).reshape(1), reference.scale_a.flatten())
 
 
@@ -61,5 +61,5 @@ def test_of_two_activations(source: Any, rounds: int) -> None:
     found = ours(Site("qk", "matmul", "attn", lhs_source=source, heads=2), lhs, rhs, grad, rounds)
     reference = theirs("uniform" if source == "other" else source, lhs, rhs, grad, rounds)
     torch.testing.assert_close(torch.tensor(found.rhs.scale), reference.scale_b.flatten())
-    lhs_scale: Any = found.lhs.fine if source == "softmax" else found.lhs.scale  # type: ignore[union-attr]
+    lhs_scale: Any = found.lhs.branches[0].steps
     torch.testing.assert_close(torch.tensor(lhs_scale).flatten(), reference.scale_a.flatten())

@@ -15,10 +15,10 @@ from ptq4vit_onnx.calibration.grids import (
     Grid,
     ListGrid,
     UniformGrid,
-    affine_grid,
     channel_grid,
     covering,
     factors,
+    form_grid,
     group_reduce,
     uniform_grid,
 )
@@ -76,7 +76,7 @@ def test_with_one_input_channel_the_estimate_is_the_exact_loss_for_every_candida
     recording = linear(inputs=1, rows=50)
     options = Options()
     objective = objective_of(recording, "hessian")
-    grid = affine_grid(recording.lhs, 6, options)
+    grid = form_grid(Affine, recording.lhs, 6, options)
     rhs = Uniform(6, (float(np.float32(0.02)),)).fake_quantize(recording.rhs)
     estimates = rank(objective, objective.lhs, grid, lhs_terms(objective, rhs, 1, -3))[:, 0]
     exact = torch.stack([objective.loss(q.fake_quantize(objective.lhs), rhs, 1, -3) for q in grid.quantizers])[:, 0]
@@ -91,7 +91,7 @@ def test_so_it_is_of_a_sample_whose_rows_stand_for_several(metric: Any, rounded:
     recording.lhs.mul_(torch.linspace(0.1, 3, 300)[:, None])
     objective, index = sample_rows(objective_of(recording, metric), 0, 60)
     assert index is not None
-    grid = affine_grid(recording.lhs, 6, Options())
+    grid = form_grid(Affine, recording.lhs, 6, Options())
     rhs = Uniform(6, (float(np.float32(0.02)),)).fake_quantize(recording.rhs) if rounded else None
     estimates = rank(objective, objective.lhs, grid, lhs_terms(objective, rhs, 1, -3))[:, 0]
     fixed = recording.rhs if rhs is None else rhs
@@ -405,7 +405,7 @@ def test_apart_the_form_with_the_smaller_loss_of_both_sides_is_taken() -> None:
     recording = replace(recording, lhs=recording.lhs.abs())  # a symmetric range wastes half its codes on these
     options = Options(rounds=0, weight_bits=8, activation_bits=3)
     product = ProductSearch(objective_of(recording, "hessian"), options, weight=True)
-    grids: list[Any] = [uniform_grid(recording.lhs, 3, 1, -3, options), affine_grid(recording.lhs, 3, options)]
+    grids: list[Any] = [uniform_grid(recording.lhs, 3, 1, -3, options), form_grid(Affine, recording.lhs, 3, options)]
     rhs_grid = uniform_grid(recording.rhs, 8, 1, -1, options)
     assert isinstance(product.run(grids, rhs_grid, Uniform(8, (1.0,))).lhs, Affine)
 
@@ -443,7 +443,7 @@ def test_another_left_form_goes_on_where_its_first_round_ended(monkeypatch: pyte
         return search(side, grid, *rest)
 
     monkeypatch.setattr(product, "search", noted)
-    forms: list[Grid] = [uniform_grid(recording.lhs, 3, 1, -3, options), affine_grid(recording.lhs, 3, options)]
+    forms: list[Grid] = [uniform_grid(recording.lhs, 3, 1, -3, options), form_grid(Affine, recording.lhs, 3, options)]
     product.run(forms, uniform_grid(recording.rhs, 3, 1, -1, options), Uniform(3, (0.5,)))
     second = turns.index(("lhs", "ListGrid"))
     assert [side for side, _ in turns[second : second + 3]] == ["lhs", "rhs", "lhs"]

@@ -82,11 +82,11 @@ def test_the_codes_are_the_quantizers_also_where_it_does_not_cover_the_negatives
     twin = TwinGelu.covering_negatives(bits, as_float32(scale))
     quantized, _ = quantize(small.gelu(), planned(small, twin, Uniform(8, (0.0078125,))))
     hidden = small.fetch(small.gelu(), x, "mlp.act/Gelu:0")[0]
-    fine, coarse = twin.branches(hidden)
+    fine, coarse = twin.units(hidden)
     names = ["mlp.fc2/lhs/Clip.out", "mlp.fc2/lhs.coarse/Sub.out"]
     held_fine, held_coarse = small.fetch(quantized, x, *names, kind=np.uint8)
     assert (held_coarse == coarse).all()
-    assert (fine_bytes(twin).zero - held_fine.astype(int) == fine).all()
+    assert (held_fine.astype(int) - fine_bytes(twin).zero == fine).all()
 
 
 def test_bytes_of_128_overflow_with_no_weights() -> None:

@@ -83,9 +83,7 @@ def test_a_coarse_branch_needs_no_mask_where_the_split_is_within_half_its_step(
         quantized, scores, "attn.pv/lhs/Mul.out", f"attn.pv/lhs.coarse/{'Mul' if masked else 'Clip'}.out", kind=np.uint8
     )
     assert (probabilities < twin.split).any() and (probabilities[..., :-1] >= twin.split).any()
-    assert all(
-        (held == wanted).all() for held, wanted in zip((fine, coarse), twin.branches(probabilities), strict=True)
-    )
+    assert all((held == wanted).all() for held, wanted in zip((fine, coarse), twin.units(probabilities), strict=True))
 
 
 def test_operation_counts_before_and_after(small: Any) -> None:

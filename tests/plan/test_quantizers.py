@@ -19,8 +19,8 @@ from ptq4vit_onnx.plan.quantizers import (
     TwinGelu,
     TwinSoftmax,
     Uniform,
+    along_axis,
     as_float32,
-    spread,
 )
 
 Array = np.ndarray[Any, Any]
@@ -101,7 +101,7 @@ def test_twin_softmax_counts_every_probability_once(quantizer: TwinSoftmax, x: A
 @quick
 @given(softmaxes, units)
 def test_twin_softmax_puts_a_value_in_one_range_only(quantizer: TwinSoftmax, x: Array) -> None:
-    fine, coarse = quantizer.branches(x.copy())
+    fine, coarse = quantizer.units(x.copy())
     assert not (fine * coarse).any()
     assert not fine[x >= quantizer.split].any()
     assert not coarse[x < quantizer.split].any()
@@ -114,7 +114,7 @@ def test_the_split_itself_is_coarse_and_the_value_before_it_fine(width: int, shi
     quantizer = TwinSoftmax(width, shift)
     split = np.float32(quantizer.split)
     assert float(split) == quantizer.split
-    fine, coarse = quantizer.branches(np.array([np.nextafter(split, np.float32(0)), split], np.float32))
+    fine, coarse = quantizer.units(np.array([np.nextafter(split, np.float32(0)), split], np.float32))
     assert fine.tolist() == [quantizer.high, 0]
     assert coarse.tolist() == [0, min(np.rint(quantizer.split / quantizer.coarse), quantizer.high)]
 
@@ -214,11 +214,11 @@ def test_scales_that_do_not_divide_the_axis_are_refused() -> None:
         Uniform(8, (1.0, 1.0, 1.0)).fake_quantize(np.zeros((2, 8), np.float32))
 
 
-def test_spread_repeats_each_value_over_its_group() -> None:
+def test_along_an_axis_each_value_is_repeated_over_its_group() -> None:
     x = np.zeros((4, 6), np.float32)
-    assert spread((1.0, 2.0, 3.0), x, -1).tolist() == [1, 1, 2, 2, 3, 3]
-    assert spread((1.0, 2.0), x, -2).tolist() == [[1], [1], [2], [2]]
-    assert spread((5.0,), x, -1) == 5.0
+    assert along_axis((1.0, 2.0, 3.0), x, -1).tolist() == [1, 1, 2, 2, 3, 3]
+    assert along_axis((1.0, 2.0), x, -2).tolist() == [[1], [1], [2], [2]]
+    assert along_axis((5.0,), x, -1) == 5.0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import torch
 
 from ptq4vit_onnx.calibration.calibrate import plan_site
 from ptq4vit_onnx.network.recording import Recording
-from ptq4vit_onnx.plan import twins as twin_prices
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.plan.scale_plan import SitePlan
@@ -38,7 +37,7 @@ def test_a_twin_is_taken_where_it_saves_more_than_its_product_costs() -> None:
     strong, weak = plan_site(gelu(1.0), options()), plan_site(gelu(1e-4), options())
     assert isinstance(strong.lhs, TwinGelu) and isinstance(weak.lhs, Affine)
     saved = strong.forms["Affine"] - strong.forms["TwinGelu"]
-    assert saved > twin_prices.GELU_NATS > weak.forms["Affine"] - weak.forms["TwinGelu"] > 0
+    assert saved > TwinGelu.nats > weak.forms["Affine"] - weak.forms["TwinGelu"] > 0
 
 
 def test_damage_is_half_the_weighted_square_error_per_image() -> None:
@@ -57,13 +56,13 @@ def test_what_was_not_recorded_counts() -> None:
 
 def test_other_metrics_ask_for_a_many_times_smaller_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(plan_site(gelu(1.0), options(metric="mse")).lhs, Affine)
-    monkeypatch.setattr(twin_prices, "GELU_RATIO", 1.0)
+    monkeypatch.setattr(TwinGelu, "ratio", 1.0)
     assert isinstance(plan_site(gelu(1.0), options(metric="mse")).lhs, TwinGelu)
 
 
 def test_one_product_is_free() -> None:
-    assert twin_prices.price_in_nats(TwinSoftmax(4, 5)) == 0 and twin_prices.price_in_nats(TwinSoftmax(8, 5)) > 0
-    assert twin_prices.price_in_nats(TwinGelu(4, 0.5, 4)) == 0 and twin_prices.price_in_nats(Uniform(8, (1.0,))) == 0
+    assert TwinSoftmax(4, 5).price_in_nats == 0 and TwinSoftmax(8, 5).price_in_nats > 0
+    assert TwinGelu(4, 0.5, 4).price_in_nats == 0 and Uniform(8, (1.0,)).price_in_nats == 0
 
 
 def test_the_report_says_what_was_chosen_and_why() -> None:

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ptq4vit_onnx.plan.quantizers import Affine, Diffused, Quantizer, TwinGelu, TwinSoftmax, Uniform, as_float32
+from ptq4vit_onnx.plan.quantizers import Affine, Diffused, Quantizer, Twin, TwinGelu, TwinSoftmax, Uniform, as_float32
 from ptq4vit_onnx.plan.weight_codes import (
     INT16_MAX,
-    largest_lhs_code,
     make_pairs_safe,
     pair_far_inputs,
     pair_limit,
@@ -50,7 +49,7 @@ def pairs(values: Array) -> Array:
 def test_no_pair_overflows_sixteen_bits(values: Array, left: Quantizer) -> None:
     """Held against the arithmetic itself: the two products that are added, at their extremes."""
     out = pairs(safe(values, pair_limit(left)))
-    largest = largest_lhs_code(left)
+    largest = left.largest_code
     highest = largest * np.maximum(out, 0).sum(1)
     lowest = largest * np.minimum(out, 0).sum(1)
     assert highest.max(initial=0) <= INT16_MAX
@@ -111,12 +110,13 @@ def test_the_extremes_by_hand() -> None:
 @pytest.mark.parametrize("left", LHS, ids=repr)
 def test_the_limit_follows_from_the_largest_code_of_the_left_side(left: Quantizer) -> None:
     x = np.linspace(-300, 300, 5001, dtype=np.float32)
-    if isinstance(left, (TwinSoftmax, TwinGelu)):
+    if isinstance(left, Twin):
         x = np.abs(x) if isinstance(left, TwinSoftmax) else x
-        seen = max(int(branch.max()) for branch in left.branches(x))
+        seen = max(int(np.abs(part).max()) for part in left.units(x))
     else:
+        assert isinstance(left, (Uniform, Affine))
         seen = int((left.codes(x) - left.low).max())
-    assert largest_lhs_code(left) == seen
+    assert left.largest_code == seen
     assert pair_limit(left) * seen <= INT16_MAX < (pair_limit(left) + 1) * seen
 
 

@@ -178,8 +178,8 @@ def test_codes_that_a_kernel_returns_are_followed_to_its_scale(linear: Callable[
     kernel = next(node for node in index.nodes if node.op_type == "QLinearMatMul")
     path = code_path(index, kernel.output[0])
     assert path is not None and path.floats == ""
-    assert check_step(Uniform(8, (as_float32(0.05),)), path) is None
-    assert "codes are in steps of 0.05" in str(check_step(Uniform(8, (0.0625,)), path))
+    assert check_step(Uniform(8, (as_float32(0.05),)).branches[0], path) is None
+    assert "codes are in steps of 0.05" in str(check_step(Uniform(8, (0.0625,)).branches[0], path))
 
 
 def test_results_are_plain_data(linear: Callable[..., Any], vectors: Array) -> None:

@@ -17,6 +17,7 @@ from ptq4vit_onnx.calibration.calibrate import calibrate
 from ptq4vit_onnx.images.embedded import embedded_digits
 from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.passes import quantize
+from ptq4vit_onnx.plan.exact_product import exact_product
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.quantizers import Affine, as_float32
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
@@ -25,7 +26,7 @@ from ptq4vit_onnx.proof.layout import form_of
 from ptq4vit_onnx.proof.sites import check_sites
 from ptq4vit_onnx.runtime.session import run
 from ptq4vit_onnx.simulation import ort_kernels as runtime_floats
-from ptq4vit_onnx.simulation.exact import _Weight, kernel, units, whole_product
+from ptq4vit_onnx.simulation.exact import _Weight, kernel
 from ptq4vit_onnx.simulation.fake import simulate_exactly
 from ptq4vit_onnx.simulation.ort_kernels import RuntimeFloats
 
@@ -36,14 +37,14 @@ def test_sums_beyond_float32_are_exact() -> None:
     rhs = torch.randint(100, 128, (3000, 5), generator=generator).float()
     exact = lhs.long() @ rhs.long()
     assert int(exact.max()) > 2**24
-    assert torch.equal(whole_product(lhs, rhs).long(), exact)
+    assert torch.equal(exact_product(lhs, rhs).long(), exact)
 
 
 def test_sums_of_activations_are_exact_per_head() -> None:
     generator = torch.Generator().manual_seed(0)
     lhs = torch.randint(-128, 128, (2, 3, 4, 2000), generator=generator).float()
     rhs = torch.randint(-128, 128, (2, 3, 2000, 4), generator=generator).float()
-    assert torch.equal(whole_product(lhs, rhs).long(), lhs.long() @ rhs.long())
+    assert torch.equal(exact_product(lhs, rhs).long(), lhs.long() @ rhs.long())
 
 
 def test_both_scales_are_multiplied_before_the_sums() -> None:
@@ -55,7 +56,7 @@ def test_both_scales_are_multiplied_before_the_sums() -> None:
 
 def test_units_count_from_the_zero_point() -> None:
     quantizer = Affine(4, (0.5,), (3,))
-    assert units(quantizer, torch.tensor([-9.0, 0.0, 1.0, 99.0])).tolist() == [-3, 0, 2, 12]
+    assert quantizer.units(torch.tensor([-9.0, 0.0, 1.0, 99.0]))[0].tolist() == [-3, 0, 2, 12]
 
 
 @pytest.mark.parametrize(
