@@ -56,7 +56,7 @@ def rows(name: str, bits: list[int], count: int, folder: Path) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         exact = f"{sum(site.exact for site in proof.sites)} of {len(proof.sites)}"
         cells = (
-            name, str(k), str(len(sites)), f"{parity.error:.1e}", str(proof.kernels).partition(" products")[0], exact,
+            name, str(k), str(len(sites)), f"{parity.error:.1e}", proof.kernels.fraction, exact,
             f"{proof.end_to_end.identical:.0f} %", f"{file_bytes(float_path) / 1e6:.1f}",
             f"{file_bytes(path) / 1e6:.1f}", f"{peak:.1f}", f"{time.perf_counter() - started:.0f}",
         )  # fmt: skip

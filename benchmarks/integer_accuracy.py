@@ -78,7 +78,7 @@ def rows(name: str, bits: list[int], folds: list[int], limit: int | None, paper:
             name, f"W{k}A{k}", f"{metrics.top1(reference, labels):.1f}", f"{metrics.top1(simulated, labels):.1f}",
             f"{metrics.top1(logits, labels):.1f}", f"{end.agreement:.1f}", f"{end.identical:.1f}",
             f"{metrics.top1(in_torch, labels):.1f}", f"{metrics.agreement(logits, reference):.1f}",
-            f"{metrics.mean_kl(reference, logits):.4f}", str(kernels).partition(" products")[0],
+            f"{metrics.mean_kl(reference, logits):.4f}", kernels.fraction,
             f"{sum(site.exact for site in parity)} of {len(parity)}",
             f"{file_bytes(path) / 1e6:.1f} ({file_bytes(float_path) / 1e6:.1f})",
         )  # fmt: skip

@@ -131,7 +131,7 @@ def _contestant_rows(contestants: Sequence[Contestant]) -> list[tuple[str, ...]]
     for item in contestants:
         judged = item.to_data()
         rows.append((
-            item.name, f"{item.bytes / 1e6:.2f}", str(item.kernels).partition(" products")[0],
+            item.name, f"{item.bytes / 1e6:.2f}", item.kernels.fraction,
             shown(judged["images"], "d"), shown(judged["top1"]), shown(judged["drop"]),
             shown(judged["agreement"]), shown(judged["kl"], ".2g"),
         ))  # fmt: skip

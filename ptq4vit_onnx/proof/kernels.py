@@ -43,17 +43,23 @@ _SHORT = {TensorProto.UINT8: "u8", TensorProto.INT8: "s8", TensorProto.FLOAT: "f
 
 @dataclass(frozen=True)
 class ProductKernel:
-    """One product in the executed graph. operands: e.g. "u8 x s8"; unsafe: why it may saturate, if it may."""
+    """One product in the executed graph. unsafe: why it may saturate, if it may.
+
+    operands: the types of the left and the right side, ("u8", "s8"); empty for a product that was not found.
+    """
 
     site: str
     product: str
     kernel: str
     integer: bool
-    operands: str
+    operands: tuple[str, ...]
     unsafe: str | None = None
 
     def __str__(self) -> str:
         return f"{self.site}/{self.product} ({self.kernel})"
+
+    def to_data(self) -> dict[str, Any]:
+        return {**asdict(self), "operands": " x ".join(self.operands)}
 
 
 @dataclass(frozen=True)
@@ -76,8 +82,13 @@ class KernelAudit:
     def integers(self) -> int:
         return sum(product.integer for product in self.products)
 
+    @property
+    def fraction(self) -> str:
+        """How many products run in integers, of how many: "44 of 44"."""
+        return f"{self.integers} of {len(self.products)}"
+
     def __str__(self) -> str:
-        return f"{self.integers} of {len(self.products)} products in integers"
+        return f"{self.fraction} products in integers"
 
     def require_integer(self) -> None:
         """Raise ParityError, naming the products, unless all of them run on integer kernels."""
@@ -95,7 +106,7 @@ class KernelAudit:
         return {
             "summary": str(self),
             "fell_back": list(self.fell_back),
-            "products": [asdict(product) for product in self.products],
+            "products": [product.to_data() for product in self.products],
             "op_counts": dict(self.op_counts),
         }
 
@@ -169,14 +180,14 @@ def _by_output(executed: GraphIndex, node: Any) -> Any:
 
 def _inspect(index: GraphIndex, name: ProductName, node: Any, plan: ScalePlan | None) -> ProductKernel:
     if node is None:
-        return ProductKernel(name.site, name.product, MISSING, False, "")
+        return ProductKernel(name.site, name.product, MISSING, False, ())
     integer = node.op_type in INTEGER_KERNELS
     product = read_product(index, node)
     if product is not None:
         types = operand_types(index, product)
     else:
         types = (index.element_type(node.input[0]), index.element_type(node.input[1]))
-    operands = " x ".join(_SHORT.get(kind, "?") for kind in types)
+    operands = tuple(_SHORT.get(kind, "?") for kind in types)
     unsafe = _why_unsafe(index, name, node, plan) if integer else None
     return ProductKernel(name.site, name.product, node.op_type, integer, operands, unsafe)
 

@@ -25,7 +25,7 @@ def test_a_product_in_integers_passes_with_dynamic_and_static_batch(
     small = linear(batch=batch)
     report = audit(small.model, small.plan)
     assert str(report) == "1 of 1 products in integers"
-    assert (report.products[0].kernel, report.products[0].operands) == ("MatMulIntegerToFloat", "u8 x s8")
+    assert (report.products[0].kernel, report.products[0].operands) == ("MatMulIntegerToFloat", ("u8", "s8"))
     assert report.op_counts["MatMulIntegerToFloat"] == 1
     report.require_integer()
     report.require_exact()
@@ -62,7 +62,7 @@ def test_both_branches_of_a_twin_are_counted(attention: Callable[..., Any]) -> N
         "MatMul",
         "MatMul.coarse",
     }
-    assert {product.operands for product in report.products} == {"u8 x u8"}
+    assert {product.operands for product in report.products} == {("u8", "u8")}
     assert str(report) == "3 of 3 products in integers"
     report.require_exact()
 
@@ -132,7 +132,7 @@ def test_signed_activations_pass_where_the_graphs_clips_prove_that_two_products_
 ) -> None:
     small = signed(6, 63)
     report = audit(small.model)  # without the plan: 2 * 63 * 63 follows from the clips alone
-    assert [product.operands for product in report.products] == ["u8 x s8"]
+    assert [product.operands for product in report.products] == [("u8", "s8")]
     report.require_exact()
 
 
