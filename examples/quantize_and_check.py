@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 
 from ptq4vit_onnx import check_parity, evaluate, export
+from ptq4vit_onnx.report.terminal import rows
 
 
 def main() -> int:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "digits_w6a6")
     report = export("vit_digits", bits=6, output=folder, force=True)
-    for name, value in report.rows():
+    for name, value in rows(report):
         print(f"{name:14} {value}")
 
     float_model, model = folder / "float.onnx", folder / "model.onnx"

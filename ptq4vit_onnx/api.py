@@ -53,7 +53,7 @@ def export(
     have their own. output: a folder (./MODEL_wKaK). method: "ptq4vit", exactly as published ("paper"), or
     the paper's Base PTQ ("base"). options: fields of ptq4vit_onnx.options.Options, e.g. images=32, seed=0.
 
-    >>> export("vit_digits", bits=6, output="digits").data["against_float"]["agreement"]
+    >>> export("vit_digits", bits=6, output="digits").against_float.agreement
     """
     from ptq4vit_onnx.pipeline import export as run
     from ptq4vit_onnx.request import ExportRequest

@@ -26,7 +26,7 @@ from ptq4vit_onnx.plan.evidence import SiteEvidence
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.progress import Progress, Sized, silent
 from ptq4vit_onnx.proof.float_parity import float_parity
-from ptq4vit_onnx.report.data import Report
+from ptq4vit_onnx.report.data import FileSizes, Inputs, Report
 from ptq4vit_onnx.report.page import render
 from ptq4vit_onnx.request import ExportRequest
 
@@ -86,11 +86,12 @@ def _run(
         proof = prove(path, float_path, plan, model, test, images.images[:SITE_IMAGES], progress)
     with clock("time"):
         latency = bench({"float": float_path, "model": path}, batches=(request.batch or 1,), runs=LATENCY_RUNS)
-    report = Report.build(
-        request, model, images, plan, parity, proof, passes, path, float_path, latency, clock.seconds
+    report = Report(
+        request.folder, Inputs.of(model, request.options, images), plan, evidence, float_parity=parity, proof=proof,
+        passes=passes, latency=latency, sizes=FileSizes.of(float_path, path), seconds=clock.seconds,
     )  # fmt: skip
     report.save(staging)
-    (staging / "report.html").write_text(render(report.data, plan, evidence), encoding="utf-8")
+    (staging / "report.html").write_text(render(report), encoding="utf-8")
     return report
 
 

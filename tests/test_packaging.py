@@ -60,6 +60,11 @@ def test_the_wheel_holds_the_embedded_models_images_and_licences(wheel: zipfile.
         assert wheel.getinfo(f"ptq4vit_onnx/models/digits/{name}.safetensors").file_size <= 2_000_000
 
 
+def test_the_wheel_holds_the_templates_of_the_report(wheel: zipfile.ZipFile) -> None:
+    templates = tree("ptq4vit_onnx/report/templates", "ptq4vit_onnx/report/templates")
+    assert "ptq4vit_onnx/report/templates/report.html" in templates <= set(wheel.namelist())
+
+
 def test_the_wheel_puts_nothing_generic_into_site_packages(wheel: zipfile.ZipFile) -> None:
     tops = {name.partition("/")[0] for name in wheel.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ptq4vit_onnx"}

@@ -28,6 +28,8 @@ from ptq4vit_onnx.plan.quantizers import Uniform
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.proof import prove
 from ptq4vit_onnx.proof.float_parity import FloatParity
+from ptq4vit_onnx.report.data import Bits
+from ptq4vit_onnx.report.terminal import rows
 from ptq4vit_onnx.request import ExportRequest
 
 QUICK = Options(images=4, candidates=8, rounds=1, weights="per-tensor", metric="mse", weight_bits=7)
@@ -57,12 +59,14 @@ def test_an_export_is_whole_and_its_plan_applied_again_gives_the_same_model(tmp_
     made = {file.name for file in (tmp_path / "out").iterdir()}
     assert {"model.onnx", "float.onnx", "plan.json", "report.json"} <= made
     assert [file.name for file in tmp_path.iterdir()] == ["out"], "no journal and no staging folder is left"
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["sites"] == 38
-    assert ("sites found", "38") in report.rows()
+    written = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert written["sites"] == 38
+    assert written == json.loads(json.dumps(report.to_data()))
+    assert ("sites found", "38") in rows(report)
     plan = ScalePlan.load(tmp_path / "out" / "plan.json")
     assert options_of(plan) == QUICK
     again = export(ExportRequest(plan=tmp_path / "out" / "plan.json", output=tmp_path / "again"))
-    assert again.data["bits"] == {"weights": 7, "activations": 8}, "the plan's, not the defaults'"
+    assert again.inputs.bits == Bits(weights=7, activations=8), "the plan's, not the defaults'"
     first, second = ((tmp_path / name / "model.onnx").read_bytes() for name in ("out", "again"))
     assert first == second
     export(ExportRequest(plan=tmp_path / "out" / "plan.json", output=tmp_path / "out", force=True))

@@ -189,6 +189,7 @@ def run_export(parsed: argparse.Namespace) -> int:
 
         resolve(parsed.model)  # before torch is imported: a wrong name answers at once
     from ptq4vit_onnx.pipeline import export
+    from ptq4vit_onnx.report.terminal import rows
     from ptq4vit_onnx.request import ExportRequest
 
     request = ExportRequest(
@@ -199,9 +200,9 @@ def run_export(parsed: argparse.Namespace) -> int:
         print("RANDOM WEIGHTS: this is a dry run, the model predicts nothing.", file=sys.stderr)
     report = export(request, progress_bar)
     if parsed.json:
-        print(json.dumps(report.data))
+        print(json.dumps(report.to_data()))
     else:
-        print_table(report.rows())
+        print_table(rows(report))
     return 0
 
 

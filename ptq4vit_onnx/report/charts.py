@@ -1,6 +1,7 @@
 """The two charts of a site as inline SVG: its values with the quantisation points, and the search curves.
 
-Colours are the page's (classes r1, r2, and one for each metric), so the charts follow its theme.
+Colours are the page's (classes r1, r2, and one for each metric), so the charts follow its theme. Parts are built as
+plain strings of numbers and class names; text enters through `_text` and `_svg`, which escape it.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
+
+from markupsafe import Markup, escape
 
 from ptq4vit_onnx.plan.evidence import Histogram, SearchCurve
 from ptq4vit_onnx.plan.quantizers import Points, Quantizer
@@ -43,7 +45,7 @@ def points_of(lhs: Quantizer) -> tuple[Points, ...]:
     return lhs.points
 
 
-def histogram_chart(histograms: Sequence[Histogram], lhs: Quantizer, title: str) -> str:
+def histogram_chart(histograms: Sequence[Histogram], lhs: Quantizer, title: str) -> Markup:
     """Counts on a log scale over the values, and below the axis (across it where they are few) the points."""
     ranges = points_of(lhs)
     panels = _panels([(min(h.low, p.first), max(h.high, p.last)) for h, p in zip(histograms, ranges, strict=True)])
@@ -58,7 +60,7 @@ def histogram_chart(histograms: Sequence[Histogram], lhs: Quantizer, title: str)
     return _svg(title, parts)
 
 
-def curve_chart(curve: SearchCurve, used: str, title: str) -> str:
+def curve_chart(curve: SearchCurve, used: str, title: str) -> Markup:
     """Every metric over the candidates, each over its own best, and the chosen candidate as a line."""
     low, high = (0.0, max(curve.x)) if curve.axis == "scale" else (min(curve.x) - 0.5, max(curve.x) + 0.5)
     panel = Panel(low, max(high, *curve.chosen), LEFT, WIDTH - RIGHT)
@@ -87,7 +89,7 @@ def _range_label(panel: Panel, points: Points, colour: str, at_the_end: bool) ->
     place, anchor = (panel.right, "right") if at_the_end else (panel.left, "left")
     name = f"{points.name}: " if points.name else ""
     text = f"{name}step {figure(points.step)}"
-    return f'<text class="{colour} b {anchor}" x="{place:.0f}" y="14">{text}</text>'
+    return _text(place, 14, text, f"{colour} b {anchor}")
 
 
 def _panels(domains: Sequence[tuple[float, float]]) -> list[Panel]:
@@ -133,7 +135,7 @@ def _chosen(panel: Panel, curve: SearchCurve) -> str:
     text = values[0] if len(curve.chosen) == 1 else f"{values[0]} to {values[1]}, one per head"
     middle = panel.x(sum(curve.chosen) / len(curve.chosen))
     anchor = "right" if middle > WIDTH * 0.6 else "left" if middle < WIDTH * 0.3 else ""
-    return f'<path class="chosen" d="{lines}"/><text class="b {anchor}" x="{middle:.0f}" y="14">chosen: {text}</text>'
+    return f'<path class="chosen" d="{lines}"/>' + _text(middle, 14, f"chosen: {text}", f"b {anchor}")
 
 
 def _line(panel: Panel, curve: SearchCurve, metric: str, top: float, used: bool) -> str:
@@ -177,8 +179,8 @@ def _ratio_axis(top: float) -> str:
 
 def _y_axis(marks: Sequence[tuple[float, str]], title: str) -> str:
     lines = "".join(f"M{LEFT:.0f} {_y(share):.0f}H{WIDTH - RIGHT:.0f}" for share, _ in marks)
-    labels = "".join(f'<text x="{LEFT - 6:.0f}" y="{_y(share) + 4:.0f}">{text}</text>' for share, text in marks)
-    name = f'<text class="m" transform="translate(11 {(TOP + FLOOR) / 2:.0f}) rotate(-90)">{title}</text>'
+    labels = "".join(_text(LEFT - 6, _y(share) + 4, text) for share, text in marks)
+    name = f'<text class="m" transform="translate(11 {(TOP + FLOOR) / 2:.0f}) rotate(-90)">{escape(title)}</text>'
     return f'<path class="grid" d="{lines}"/><g class="right">{labels}</g>{name}'
 
 
@@ -187,7 +189,7 @@ def _value_axis(panel: Panel, whole: bool = False) -> str:
     ticks = [float(n) for n in range(math.ceil(panel.low), math.floor(panel.high) + 1)] if whole else []
     ticks = ticks or nice_ticks(panel.low, panel.high, wanted)
     axis = f'<path class="axis" d="M{panel.left:.1f} {FLOOR:.0f}H{panel.right:.1f}"/>'
-    return axis + "".join(f'<text x="{panel.x(tick):.0f}" y="{FLOOR + 25:.0f}">{figure(tick)}</text>' for tick in ticks)
+    return axis + "".join(_text(panel.x(tick), FLOOR + 25, figure(tick)) for tick in ticks)
 
 
 def nice_ticks(low: float, high: float, wanted: int) -> list[float]:
@@ -200,8 +202,7 @@ def nice_ticks(low: float, high: float, wanted: int) -> list[float]:
 
 
 def _axis_title(text: str) -> str:
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    return f'<text class="m" x="{middle:.0f}" y="{HEIGHT - 6:.0f}">{text}</text>'
+    return _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, text, "m")
 
 
 def _count(number: int) -> str:
@@ -211,6 +212,13 @@ def _count(number: int) -> str:
     return str(number)
 
 
-def _svg(title: str, parts: Sequence[str]) -> str:
-    name = escape(title)
-    return f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" aria-label="{name}">{"".join(parts)}</svg>'
+def _text(x: float, y: float, text: str, kind: str = "") -> str:
+    """kind: classes of the style sheet, empty for none."""
+    marks = f'class="{kind}" ' if kind else ""
+    return f'<text {marks}x="{x:.0f}" y="{y:.0f}">{escape(text)}</text>'
+
+
+def _svg(title: str, parts: Sequence[str]) -> Markup:
+    """A whole chart. parts: SVG, escaped already; title: plain text, read out instead of the chart."""
+    box = f'viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}"'
+    return Markup(f'<svg {box} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>')

@@ -1,4 +1,4 @@
-"""What an export measured, for programs (report.json) and for people (rows of a table)."""
+"""What an export measured: one typed value, written here as JSON, for people in terminal.py and page.py."""
 
 from __future__ import annotations
 
@@ -9,120 +9,189 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptq4vit_onnx import __version__
-from ptq4vit_onnx.plan import twins as twin_choice
+from ptq4vit_onnx.graph.model_proto import file_bytes
+from ptq4vit_onnx.plan import twins
 
 if TYPE_CHECKING:
+    from ptq4vit_onnx.evaluation.compare import AgainstFloat
     from ptq4vit_onnx.images.loading import ImageSet
-    from ptq4vit_onnx.network.load import LoadedModel
+    from ptq4vit_onnx.network.load import LoadedModel, Origin
     from ptq4vit_onnx.passes import PassReport
+    from ptq4vit_onnx.plan.evidence import SiteEvidence
+    from ptq4vit_onnx.plan.options import Options
     from ptq4vit_onnx.plan.scale_plan import ScalePlan
+    from ptq4vit_onnx.proof.end_to_end import EndToEnd
     from ptq4vit_onnx.proof.float_parity import FloatParity
+    from ptq4vit_onnx.proof.kernels import KernelAudit
     from ptq4vit_onnx.proof.prove import Proof
-    from ptq4vit_onnx.request import ExportRequest
+    from ptq4vit_onnx.proof.replay import Divergence
     from ptq4vit_onnx.runtime.bench import BenchResult
-from ptq4vit_onnx.graph.model_proto import file_bytes
 
 FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Report:
-    """data: exactly what report.json holds; folder: where the export lies."""
+class Bits:
+    """The widths that were asked for. It prints as W8A6."""
 
-    data: Mapping[str, Any]
-    folder: Path
+    weights: int
+    activations: int
+
+    def __str__(self) -> str:
+        return f"W{self.weights}A{self.activations}"
+
+
+@dataclass(frozen=True)
+class CalibrationImages:
+    """count: how many were used. skipped: files that could not be read. synthetic: made up, because none were given."""
+
+    count: int
+    skipped: tuple[str, ...] = ()
+    synthetic: bool = False
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What an export started from. model: its name. weights_from: "random" marks a dry run."""
+
+    model: str
+    weights_from: Origin
+    bits: Bits
+    calibration_images: CalibrationImages
 
     @classmethod
-    def build(
-        cls, request: ExportRequest, model: LoadedModel, images: ImageSet, plan: ScalePlan, parity: FloatParity,
-        proof: Proof, passes: PassReport, path: Path, float_path: Path, latency: BenchResult,
-        seconds: Mapping[str, float],
-    ) -> Report:  # fmt: skip
-        data = {
-            "format": FORMAT,
-            "version": __version__,
-            "model": model.name,
-            "random_weights": model.is_random,
-            "synthetic_images": images.synthetic,
-            "weights_from": model.origin,
-            "bits": {"weights": request.options.weight_bits, "activations": request.options.activation_bits},
-            "options": dict(plan.options),
-            "versions": dict(plan.versions),
-            "fingerprints": {"weights": plan.weights, "images": plan.images},
-            "calibration_images": {"count": len(images), "skipped": list(images.skipped)},
-            "sites": len(plan.sites),
-            "float_parity": {**asdict(parity), "passed": parity.passed},
-            "kernels": proof.kernels.to_data(),
-            "site_parity": [site.to_data() for site in proof.sites],
-            "replay": {
-                "largest": max(item.relative_error for item in proof.replay),
-                "limit": proof.replay[0].limit,
-                "sites": {item.site: item.relative_error for item in proof.replay},
-            },
-            "end_to_end": proof.end_to_end.to_data(),
-            "against_float": proof.against_float.to_data(),
-            "measured_on": proof.images,
-            "passes": asdict(passes),
-            "losses": {name: dict(site.losses) for name, site in plan.sites.items()},
-            "twins": {
-                "summary": twin_choice.summary(plan.sites),
-                "sites": {
-                    name: str(choice)
-                    for name, site in plan.sites.items()
-                    if (choice := twin_choice.twin_choice(site)) is not None
-                },
-            },
-            "channels": {name: site.channels.norm for name, site in plan.sites.items() if site.channels is not None},
-            "latency": latency.to_data(),
-            "bytes": {"float": file_bytes(float_path), "model": file_bytes(path)},
-            "seconds": {stage: round(value, 3) for stage, value in seconds.items()},
-        }
-        return cls(data, request.folder)
+    def of(cls, model: LoadedModel, options: Options, images: ImageSet) -> Inputs:
+        bits = Bits(options.weight_bits, options.activation_bits)
+        return cls(model.name, model.origin, bits, CalibrationImages(len(images), images.skipped, images.synthetic))
+
+    @property
+    def random_weights(self) -> bool:
+        return self.weights_from == "random"
+
+
+@dataclass(frozen=True)
+class FileSizes:
+    """In bytes, with the external data of a file above 2 GB."""
+
+    float: int
+    model: int
+
+    @classmethod
+    def of(cls, float_path: Path, path: Path) -> FileSizes:
+        return cls(file_bytes(float_path), file_bytes(path))
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that an export measured.
+
+    folder: where the export lies. plan: the scales that were applied. evidence: what calibration saw of each site;
+    empty where a plan was given, because calibration is skipped then. Only the HTML page shows it.
+    float_parity: the float file against torch. proof: the quantised file against its plan, the simulator and the float
+    file. latency: the float model first, then the quantised one. seconds: by stage of the export.
+    """
+
+    folder: Path
+    inputs: Inputs
+    plan: ScalePlan
+    evidence: Mapping[str, SiteEvidence]
+    float_parity: FloatParity
+    proof: Proof
+    passes: PassReport
+    latency: BenchResult
+    sizes: FileSizes
+    seconds: Mapping[str, float]
+
+    @property
+    def kernels(self) -> KernelAudit:
+        return self.proof.kernels
+
+    @property
+    def end_to_end(self) -> EndToEnd:
+        return self.proof.end_to_end
+
+    @property
+    def against_float(self) -> AgainstFloat:
+        return self.proof.against_float
+
+    @property
+    def largest_divergence(self) -> Divergence:
+        """Of the replay: the site whose output differs most from the simulator's."""
+        return max(self.proof.replay, key=lambda item: item.relative_error)
+
+    @property
+    def exact_products(self) -> str:
+        """How many products equal integer arithmetic, of how many: "44 of 44"."""
+        return f"{sum(site.exact for site in self.proof.sites)} of {len(self.proof.sites)}"
+
+    @property
+    def moved_weights(self) -> int:
+        """How many weight codes of all sites were changed so that no CPU saturates."""
+        return sum(self.passes.moved_weights.values())
+
+    @property
+    def folded_channels(self) -> dict[str, str]:
+        """By site whose input channels have scales of their own: the LayerNorm these are folded into."""
+        return {name: site.channels.norm for name, site in self.plan.sites.items() if site.channels is not None}
 
     def save(self, folder: Path) -> None:
-        (folder / "report.json").write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")
+        (folder / "report.json").write_text(json.dumps(self.to_data(), indent=1) + "\n", encoding="utf-8")
 
-    def rows(self) -> list[tuple[str, str]]:
-        """The verdict, line by line."""
-        data, end, versus = self.data, self.data["end_to_end"], self.data["against_float"]
-        moved = sum(data["passes"]["moved_weights"].values())
-        rows = [
-            ("model", data["model"] + (" with RANDOM WEIGHTS" if data["random_weights"] else "")),
-            ("bits", f"weights {data['bits']['weights']}, activations {data['bits']['activations']}"),
-            ("sites found", str(data["sites"])),
-            ("float parity", f"{data['float_parity']['error']:.1e} of the logits' scale, ONNX Runtime against torch "
-                             f"(limit {data['float_parity']['tolerance']:g})"),
-            ("kernels", f"{data['kernels']['summary']}, {moved} weights moved to be exact on every CPU"),
-            ("site parity", f"{sum(site['exact'] for site in data['site_parity'])} of {len(data['site_parity'])} "
-                            "products equal integer arithmetic"),
-            ("replay", f"every site within {data['replay']['largest']:.1e} of its spread of the simulator, from the "
-                       f"runtime's own values (limit {data['replay']['limit']:g})"),
-            ("end to end", end["sentence"]),
-            ("against float", f"{versus['agreement']:.1f} % agreement, KL {versus['kl']:.2g}"
-                              f"{' (random weights: says nothing about accuracy)' if data['random_weights'] else ''}"),
-        ]  # fmt: skip
-        if data["channels"]:
-            rows.insert(3, ("channels", f"{len(data['channels'])} layers have their input channels centred and scaled "
-                                        "one by one, folded into the LayerNorms before them"))  # fmt: skip
-        if data["twins"]["summary"]:
-            rows.insert(3, ("twins", data["twins"]["summary"]))
-        if versus["top1_float"] is not None:
-            rows.append(("top-1", f"{versus['top1_quantised']:.1f} % (float {versus['top1_float']:.1f} %), "
-                                  f"{data['measured_on']}"))  # fmt: skip
-        sizes = data["bytes"]
-        rows += [
-            ("file", str(self.folder / "model.onnx")),
-            ("size", f"{sizes['model'] / 1e6:.1f} MB (float {sizes['float'] / 1e6:.1f} MB)"),
-            ("latency", _latency(data["latency"])),
-            ("time", ", ".join(f"{stage} {value:.0f} s" for stage, value in data["seconds"].items())),
-        ]
-        return rows
+    def to_data(self) -> dict[str, Any]:
+        """What report.json holds. Programs read these keys: one that is renamed or dropped needs another FORMAT."""
+        return {
+            "format": FORMAT,
+            "version": __version__,
+            **_inputs_data(self.inputs, self.plan),
+            "float_parity": {**asdict(self.float_parity), "passed": self.float_parity.passed},
+            **_proof_data(self),
+            "passes": asdict(self.passes),
+            **_choices_data(self.plan),
+            "channels": self.folded_channels,
+            "latency": self.latency.to_data(),
+            "bytes": asdict(self.sizes),
+            "seconds": {stage: round(value, 3) for stage, value in self.seconds.items()},
+        }
 
 
-def _latency(latency: Mapping[str, Any]) -> str:
-    before, after = latency["timings"]
-    return (
-        f"{after['median']:.1f} ms ({after['low']:.1f} .. {after['high']:.1f}), float {before['median']:.1f} ms "
-        f"({before['low']:.1f} .. {before['high']:.1f}): {after['speed']:.2f}x, one thread, batch {after['batch']}, on "
-        f"{latency['cpu']}"
-    )
+def _inputs_data(inputs: Inputs, plan: ScalePlan) -> dict[str, Any]:
+    images = inputs.calibration_images
+    return {
+        "model": inputs.model,
+        "random_weights": inputs.random_weights,
+        "synthetic_images": images.synthetic,
+        "weights_from": inputs.weights_from,
+        "bits": asdict(inputs.bits),
+        "options": dict(plan.options),
+        "versions": dict(plan.versions),
+        "fingerprints": {"weights": plan.weights, "images": plan.images},
+        "calibration_images": {"count": images.count, "skipped": list(images.skipped)},
+        "sites": len(plan.sites),
+    }
+
+
+def _proof_data(report: Report) -> dict[str, Any]:
+    proof, largest = report.proof, report.largest_divergence
+    return {
+        "kernels": proof.kernels.to_data(),
+        "site_parity": [site.to_data() for site in proof.sites],
+        "replay": {
+            "largest": largest.relative_error,
+            "limit": largest.limit,
+            "sites": {item.site: item.relative_error for item in proof.replay},
+        },
+        "end_to_end": proof.end_to_end.to_data(),
+        "against_float": proof.against_float.to_data(),
+        "measured_on": proof.images,
+    }
+
+
+def _choices_data(plan: ScalePlan) -> dict[str, Any]:
+    choices = {name: twins.twin_choice(site) for name, site in plan.sites.items()}
+    return {
+        "losses": {name: dict(site.losses) for name, site in plan.sites.items()},
+        "twins": {
+            "summary": twins.summary(plan.sites),
+            "sites": {name: str(choice) for name, choice in choices.items() if choice is not None},
+        },
+    }

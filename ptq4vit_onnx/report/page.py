@@ -1,91 +1,105 @@
-"""report.html: one self-contained file that a person reads in a minute. No torch, no network."""
+"""report.html: one self-contained file that a person reads in a minute. No torch, no network.
+
+This module says what the page shows; the files in templates/ say how, and escape every text.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
-from importlib import resources
-from string import Template
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ptq4vit_onnx.plan.evidence import SiteEvidence
-from ptq4vit_onnx.plan.scale_plan import ScalePlan
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ptq4vit_onnx import __version__
 from ptq4vit_onnx.report.charts import figure
+from ptq4vit_onnx.report.data import Inputs, Report
 from ptq4vit_onnx.report.rows import SiteRow, noisiest, site_rows, worst
-from ptq4vit_onnx.report.site_charts import details, overview
+from ptq4vit_onnx.report.site_charts import METRIC_TITLES, details, overview
 from ptq4vit_onnx.report.table import table
 
-Data = Mapping[str, Any]
-Tile = tuple[str, str, str]  # what, the number, a note
+if TYPE_CHECKING:
+    from ptq4vit_onnx.evaluation.compare import AgainstFloat
+    from ptq4vit_onnx.runtime.bench import BenchResult
 
 
-def render(report: Data, plan: ScalePlan, evidence: Mapping[str, SiteEvidence]) -> str:
-    """The page. report: what report.json holds; evidence: by site, empty where calibration was skipped.
+@dataclass(frozen=True)
+class Tile:
+    """A large number at the top of the page, with what it is and a note below it."""
 
-    `report["latency"]`, if there, is what BenchResult.to_data gives, the float model first.
-    """
-    rows = site_rows(report, plan.sites, evidence)
-    recorded, metric = all(row.evidence for row in rows), str(report["options"].get("metric", ""))
-    title = f"{report['model']} {_bits(report)}: quantisation report"
-    template = resources.files("ptq4vit_onnx.report").joinpath("templates/report.html").read_text(encoding="utf-8")
-    return Template(template).substitute(
-        version=escape(report["version"]),
-        title=escape(title),
-        verdict=_verdict(report, rows),
-        overview=_section("Where the error arises", *((RECORDED, overview(rows)) if recorded else (NOT_RECORDED, ""))),
-        details=_section("One site", ONE_SITE, details(rows, metric), "one") if recorded else "",
-        table=_section("All sites", ALL_SITES, table(rows)),
-        provenance=_provenance(report),
-    )
+    what: str
+    number: str
+    note: str
 
 
-def _bits(report: Data) -> str:
-    return f"W{report['bits']['weights']}A{report['bits']['activations']}"
+@dataclass(frozen=True)
+class Banner:
+    """A warning above everything else."""
+
+    name: str
+    text: str
 
 
-def _verdict(report: Data, rows: Sequence[SiteRow]) -> str:
-    failed = failures(report)
-    text = f"Failed: {'; '.join(failed)}." if failed else "Passed: the ONNX model computes what calibration promised."
-    tiles = "".join(
-        f'<div><dt>{escape(what)}</dt><dd><div class="number">{escape(number)}</div>'
-        f'<div class="note">{escape(note)}</div></dd></div>'
-        for what, number, note in tiles_of(report)
-    )
-    weakest = f'<p class="soft">{escape(said)}</p>' if (said := _weakest(rows)) else ""
-    return (
-        f"<header>{_banners(report)}<h1>{escape(report['model'])}, {_bits(report)}</h1>"
-        f'<p class="verdict {"failed" if failed else "passed"}">{escape(text)}</p>'
-        f'{weakest}</header><dl class="tiles">{tiles}</dl>'
-    )
+@dataclass(frozen=True)
+class Facts:
+    """A titled list of names and values."""
+
+    title: str
+    entries: Mapping[str, str]
 
 
-def failures(report: Data) -> list[str]:
+def render(report: Report) -> str:
+    """The page. Charts are left out where the report has no evidence."""
+    rows = site_rows(report)
+    recorded, metric = all(row.evidence for row in rows), str(report.plan.options.get("metric", ""))
+    return _environment().get_template("report.html").render(
+        version=__version__,
+        inputs=report.inputs,
+        banners=banners(report.inputs),
+        failures=failures(report),
+        weakest=_weakest(rows),
+        tiles=tiles(report),
+        overview=overview(rows) if recorded else None,
+        details=details(rows, metric) if recorded else None,
+        metric=metric,
+        metric_titles=METRIC_TITLES,
+        table=table(rows),
+        facts=_facts(report),
+        seconds=report.seconds,
+    )  # fmt: skip
+
+
+def _environment() -> Environment:
+    """Every text is escaped, and a name that a template asks for in vain is an error."""
+    return Environment(
+        loader=PackageLoader("ptq4vit_onnx.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+
+
+def failures(report: Report) -> list[str]:
     """Everything that was checked and did not hold."""
-    sites = [item for item in report["site_parity"] if not item["exact"]]
+    inexact = [item for item in report.proof.sites if not item.exact]
     found = []
-    if not report["float_parity"]["passed"]:
+    if not report.float_parity.passed:
         found.append("the float ONNX model differs from torch")
-    if report["kernels"]["fell_back"]:
-        found.append(f"not in integers: {', '.join(report['kernels']['fell_back'][:3])}")
-    if sites:
-        found.append(f"{len(sites)} products differ from integer arithmetic, first {sites[0]['site']}")
-    if not report["end_to_end"]["passed"]:
-        found.append(report["end_to_end"]["sentence"])
+    if report.kernels.fell_back:
+        found.append(f"not in integers: {', '.join(report.kernels.fell_back[:3])}")
+    if inexact:
+        found.append(f"{len(inexact)} products differ from integer arithmetic, first {inexact[0].site}")
+    if not report.end_to_end.passed:
+        found.append(report.end_to_end.sentence)
     return found
 
 
-def _banners(report: Data) -> str:
-    texts = []
-    if report["random_weights"]:
-        texts.append(
-            (
-                "RANDOM WEIGHTS",
-                "A dry run: the model predicts nothing, and no figure here speaks of accuracy.",
-            )
-        )
-    if report["synthetic_images"]:
-        texts.append(("SYNTHETIC IMAGES", "Calibrated on made-up images: do not ship these scales."))
-    return "".join(f'<p class="banner" role="alert"><strong>{name}</strong><br>{text}</p>' for name, text in texts)
+def banners(inputs: Inputs) -> list[Banner]:
+    found = []
+    if inputs.random_weights:
+        text = "A dry run: the model predicts nothing, and no figure here speaks of accuracy."
+        found.append(Banner("RANDOM WEIGHTS", text))
+    if inputs.calibration_images.synthetic:
+        found.append(Banner("SYNTHETIC IMAGES", "Calibrated on made-up images: do not ship these scales."))
+    return found
 
 
 def _weakest(rows: Sequence[SiteRow]) -> str:
@@ -104,121 +118,76 @@ def _weakest(rows: Sequence[SiteRow]) -> str:
     )
 
 
-def tiles_of(report: Data) -> list[Tile]:
-    versus, sizes = report["against_float"], report["bytes"]
-    exact = sum(item["exact"] for item in report["site_parity"])
-    integers = report["kernels"]["summary"].replace(" products in integers", "")
-    moved = sum(report["passes"]["moved_weights"].values())
-    random = "; random weights: says nothing about accuracy" if report["random_weights"] else ""
+def tiles(report: Report) -> list[Tile]:
+    versus, sizes = report.against_float, report.sizes
+    random = "; random weights: says nothing about accuracy" if report.inputs.random_weights else ""
     return [
         *_accuracy(versus),
-        ("Agreement with float", f"{versus['agreement']:.1f} %",
-         f"KL {figure(versus['kl'], 2)} nats, {report['measured_on']}{random}"),
-        ("Size", _megabytes(sizes["model"]),
-         f"float {_megabytes(sizes['float'])}, {sizes['float'] / max(sizes['model'], 1):.1f}× smaller"),
-        ("Products in integers", integers,
-         f"on ONNX Runtime's own kernels; {moved} weights moved to be exact on every CPU"),
-        ("Parity", f"{exact} of {len(report['site_parity'])}",
-         f"products equal integer arithmetic; {report['end_to_end']['sentence']}"),
-        *_latency(report.get("latency")),
+        Tile("Agreement with float", f"{versus.agreement:.1f} %",
+             f"KL {figure(versus.kl, 2)} nats, {report.proof.images}{random}"),
+        Tile("Size", _megabytes(sizes.model),
+             f"float {_megabytes(sizes.float)}, {sizes.float / max(sizes.model, 1):.1f}× smaller"),
+        Tile("Products in integers", report.kernels.fraction,
+             f"on ONNX Runtime's own kernels; {report.moved_weights} weights moved to be exact on every CPU"),
+        Tile("Parity", report.exact_products,
+             f"products equal integer arithmetic; {report.end_to_end.sentence}"),
+        *_latency(report.latency),
     ]  # fmt: skip
 
 
-def _accuracy(versus: Data) -> list[Tile]:
-    if versus["top1_quantised"] is None:
+def _accuracy(versus: AgainstFloat) -> list[Tile]:
+    if versus.top1_quantised is None:
         return []
-    note = f"float {versus['top1_float']:.1f} %"
-    if versus["drop"] is not None:
-        drop = versus["drop"]
-        note += f", drop {drop['points'] + 0.0:.1f} ± {drop['standard_error']:.1f} points"
-        note += f", {drop['images']} images"
-    return [("Top-1", f"{versus['top1_quantised']:.1f} %", note)]
+    note = f"float {versus.top1_float:.1f} %"
+    if versus.drop is not None:
+        points = versus.drop.points + 0.0  # makes -0.0 print as 0.0
+        note += f", drop {points:.1f} ± {versus.drop.standard_error:.1f} points, {versus.drop.images} images"
+    return [Tile("Top-1", f"{versus.top1_quantised:.1f} %", note)]
 
 
-def _latency(latency: Data | None) -> list[Tile]:
+def _latency(latency: BenchResult) -> list[Tile]:
     """The quantised model next to the first (float) one, at the first setting that was measured."""
-    timings = [] if latency is None else latency["timings"]
-    if latency is None or len(timings) < 2:
+    if not latency.timings:
         return []
-    first = timings[0]
-    same = [item for item in timings[1:] if (item["threads"], item["batch"]) == (first["threads"], first["batch"])]
-    if not same:
+    first, *others = latency.timings
+    own = next((item for item in others if (item.threads, item.batch) == (first.threads, first.batch)), None)
+    if own is None:
         return []
-    own = same[0]
-    threads = "1 thread" if own["threads"] == 1 else f"{own['threads']} threads"
-    note = f"{own['speed']:.2f}× as fast as {first['model']} ({first['median']:.2f} ms); "
-    note += f"{threads}, batch {own['batch']}; {latency['cpu']}"
-    return [("Latency", f"{own['median']:.2f} ms", note)]
+    threads = "1 thread" if own.threads == 1 else f"{own.threads} threads"
+    note = f"{own.speed:.2f}× as fast as {first.model} ({first.median:.2f} ms); "
+    return [Tile("Latency", f"{own.median:.2f} ms", f"{note}{threads}, batch {own.batch}; {latency.cpu}")]
 
 
-RECORDED = (
-    "All sites in network order. Expected damage is ½ Σ g² d² on the calibration images, with the gradient g of "
-    "the loss and the error d of the site's output: what the site alone adds to the loss. Choose a site to see why."
-)
-NOT_RECORDED = (
-    "Not known here. Calibration was skipped because a plan was given, so no site's error was measured and there are "
-    "no histograms; the plan's own losses are each in its site's own units and cannot be set side by side. An export "
-    "without a plan shows both."
-)
-ONE_SITE = (
-    "First the values of the left operand, and the points they are rounded to. Then how each metric judges the "
-    "candidate scales: its loss over its own best (a dot), measured on a sample."
-)
-ALL_SITES = (
-    "Left is the activation (a linear's input, Q, the probabilities P), right the weight, K or V. Steps of "
-    "several groups (heads, output channels) are given as a range and their number. Channels: of the left "
-    "side, one by one, folded into the LayerNorm before it; steps and weights are those after that. Moved: weight "
-    "codes changed so that no CPU saturates. Twin: the expected damage that two ranges save, in nats per image (by "
-    "another metric than the Hessian: its loss), and so whether they were worth a second product. Kernel: the codes "
-    "that ONNX Runtime multiplies, what it returns, and how many products if several; float is returned by "
-    "MatMulIntegerToFloat, codes by QLinearMatMul."
-)
+def _facts(report: Report) -> list[Facts]:
+    plan, images = report.plan, report.inputs.calibration_images
+    options = {name.replace("_", " "): _word(value) for name, value in plan.options.items()}
+    inputs = {
+        "weights from": report.inputs.weights_from,
+        "weights SHA-256": plan.weights,
+        "images": f"{images.count}, {len(images.skipped)} skipped",
+        "images SHA-256": plan.images,
+    }
+    return [
+        Facts("Options", options),
+        Facts("Versions", plan.versions),
+        Facts("Inputs", inputs),
+        Facts("Checks", _checks(report)),
+    ]
 
 
-def _section(title: str, text: str, content: str, name: str = "") -> str:
-    mark = f' id="{name}"' if name else ""
-    return f'<section{mark}><h2>{title}</h2><p class="soft">{text}</p>{content}</section>'
+def _checks(report: Report) -> dict[str, str]:
+    parity, sizes, operations = report.float_parity, report.sizes, report.kernels.op_counts
+    return {
+        "float ONNX against torch": f"{figure(parity.error, 2)} of the logits' scale (limit {parity.tolerance:g})",
+        "end to end": report.end_to_end.sentence,
+        "float.onnx": f"{sizes.float:,} bytes",
+        "model.onnx": f"{sizes.model:,} bytes",
+        "executed operations": ", ".join(f"{count} {name}" for name, count in operations.items()),
+    }
 
 
-def _provenance(report: Data) -> str:
-    images, sizes = report["calibration_images"], report["bytes"]
-    parity = report["float_parity"]
-    groups = [
-        ("Options", {name.replace("_", " "): value for name, value in report["options"].items()}),
-        ("Versions", report["versions"]),
-        ("Inputs", {
-            "weights from": report["weights_from"], "weights SHA-256": report["fingerprints"]["weights"],
-            "images": f"{images['count']}, {len(images['skipped'])} skipped",
-            "images SHA-256": report["fingerprints"]["images"],
-        }),
-        ("Checks", {
-            "float ONNX against torch":
-                f"{figure(parity['error'], 2)} of the logits' scale (limit {parity['tolerance']:g})",
-            "end to end": report["end_to_end"]["sentence"],
-            "float.onnx": f"{sizes['float']:,} bytes", "model.onnx": f"{sizes['model']:,} bytes",
-            "executed operations": ", ".join(f"{n} {op}" for op, n in report["kernels"]["op_counts"].items()),
-        }),
-    ]  # fmt: skip
-    lists = "".join(f"<div><h3>{name}</h3>{_definitions(items)}</div>" for name, items in groups)
-    times = f"<div><h3>Time</h3>{_times(report['seconds'])}</div>"
-    return f'<section><h2>Provenance</h2><div class="facts">{lists}{times}</div></section>'
-
-
-def _definitions(items: Data) -> str:
-    def text(value: Any) -> str:
-        return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-
-    pairs = (f"<dt>{escape(name)}</dt><dd>{escape(text(value))}</dd>" for name, value in items.items())
-    return f"<dl>{''.join(pairs)}</dl>"
-
-
-def _times(seconds: Data) -> str:
-    longest = max([*seconds.values(), 1e-9])
-    rows = ""
-    for stage, value in seconds.items():
-        bar = f'<span class="time" style="width:{60 * value / longest:.1f}%"></span>'
-        rows += f"<dt>{escape(stage)}</dt><dd>{bar}{value:.1f} s</dd>"
-    return f"<dl>{rows}</dl>"
+def _word(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def _megabytes(size: int) -> str:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ptq4vit_onnx.plan.evidence import SiteEvidence
 from ptq4vit_onnx.plan.scale_plan import SitePlan
+from ptq4vit_onnx.report.data import Report
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """`products` products of a site that run on the same kernel. operands: the types it multiplies, ("u8", "s8")."""
+
+    kernel: str
+    operands: tuple[str, ...]
+    products: int
 
 
 @dataclass(frozen=True)
 class SiteRow:
     """One site as the page shows it, in network order.
 
-    weight: its share of the expected damage of all sites, 0 where nothing was recorded.
-    kernels: e.g. "u8 × s8, MatMulIntegerToFloat (2)" for two products. exact: None where it was not checked.
+    weight: its share of the expected damage of all sites, 0 where nothing was recorded. moved: weight codes changed so
+    that no CPU saturates; None for a product of two activations. exact: None where it was not checked.
+    failure: a sentence where the site is not exact.
     """
 
     name: str
@@ -23,18 +34,28 @@ class SiteRow:
     evidence: SiteEvidence | None
     weight: float
     moved: int | None
-    kernels: str
+    kernels: tuple[KernelUse, ...]
     exact: bool | None
     failure: str | None
 
 
-def site_rows(
-    report: Mapping[str, Any], sites: Mapping[str, SitePlan], evidence: Mapping[str, SiteEvidence]
-) -> list[SiteRow]:
+@dataclass(frozen=True)
+class Figures:
+    """A recorded site's figures in words, for the line above the chart of all sites."""
+
+    name: str
+    damage: str
+    noise: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.damage}, {self.noise}"
+
+
+def site_rows(report: Report) -> list[SiteRow]:
     """Every planned site with what was measured of it."""
+    sites, evidence, moved = report.plan.sites, report.evidence, report.passes.moved_weights
     damage = {name: evidence[name].damage if name in evidence else 0.0 for name in sites}
     total = sum(damage.values()) or 1.0
-    moved = report.get("passes", {}).get("moved_weights", {})
     return [
         SiteRow(name, plan, evidence.get(name), damage[name] / total, moved.get(name), _kernels(report, name),
                 *_exactness(report, name))
@@ -42,20 +63,16 @@ def site_rows(
     ]  # fmt: skip
 
 
-def _kernels(report: Mapping[str, Any], name: str) -> str:
-    products = [item for item in report.get("kernels", {}).get("products", []) if item["site"] == name]
-    kinds: dict[str, int] = {}
-    for item in products:
-        kind = f"{item['operands']}, {item['kernel']}".replace(" x ", " × ")
-        kinds[kind] = kinds.get(kind, 0) + 1
-    return "; ".join(kind if count == 1 else f"{kind} ({count})" for kind, count in kinds.items())
+def _kernels(report: Report, name: str) -> tuple[KernelUse, ...]:
+    counts = Counter((item.kernel, item.operands) for item in report.kernels.products if item.site == name)
+    return tuple(KernelUse(kernel, operands, count) for (kernel, operands), count in counts.items())
 
 
-def _exactness(report: Mapping[str, Any], name: str) -> tuple[bool | None, str | None]:
-    checks = [item for item in report.get("site_parity", []) if item["site"] == name]
+def _exactness(report: Report, name: str) -> tuple[bool | None, str | None]:
+    checks = [item for item in report.proof.sites if item.site == name]
     if not checks:
         return None, None
-    failures = [item["failure"] or "differs" for item in checks if not item["exact"]]
+    failures = [item.failure or "differs" for item in checks if not item.exact]
     return not failures, failures[0] if failures else None
 
 
@@ -68,11 +85,10 @@ def noisiest(rows: Sequence[SiteRow]) -> SiteRow | None:
     return min(measured, key=lambda row: decibels_of(row) or 0.0) if measured else None
 
 
-def said(row: SiteRow) -> str:
-    """A recorded site's figures in words, its name first, parted by commas."""
+def figures_of(row: SiteRow) -> Figures:
     assert row.evidence is not None, "without a recording there are no figures"
     noise = "no error" if row.evidence.sqnr is None else f"SQNR {row.evidence.sqnr:.1f} dB"
-    return f"{row.name}, {100 * row.weight:.1f} % of the expected damage, {noise}"
+    return Figures(row.name, f"{100 * row.weight:.1f} % of the expected damage", noise)
 
 
 def decibels_of(row: SiteRow) -> float | None:

@@ -3,47 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
+from dataclasses import dataclass
 
 from ptq4vit_onnx.plan.quantizers import Quantizer
 from ptq4vit_onnx.plan.twins import twin_choice
 from ptq4vit_onnx.report.charts import figure
-from ptq4vit_onnx.report.rows import SiteRow, decibels_of, noisiest, worst
+from ptq4vit_onnx.report.rows import KernelUse, SiteRow, decibels_of, noisiest, worst
 
-NUMBERS = ("SQNR, dB", "Damage, %", "Clipped, %", "Bits", "Outliers", "Moved")  # set to the right
-NO_BREAK = "\u2011"  # a hyphen at which no line ends
+UNITS = {"SQNR": "dB", "Damage": "%", "Clipped": "%"}
+NUMBERS = ("SQNR", "Damage", "Clipped", "Bits", "Outliers", "Moved")  # set to the right
 WRAPPED = ("Channels", "Twin")  # in two lines where sites' names are long
+NO_BREAK = "\u2011"  # a hyphen at which no line ends
 RETURNS = {"MatMulIntegerToFloat": "float", "QLinearMatMul": "codes"}  # whole names would not fit on a screen
 
 
-def table(rows: Sequence[SiteRow]) -> str:
+@dataclass(frozen=True)
+class Heading:
+    """unit: written below the title, empty for none. kind: the class of the style sheet, empty for none."""
+
+    title: str
+    unit: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """kind: classes of the style sheet, empty for none."""
+
+    text: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One site. recorded: its charts are on the page, so its name is a link to them."""
+
+    site: str
+    recorded: bool
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """headings: of the cells; that of the sites' names is the template's."""
+
+    headings: tuple[Heading, ...]
+    lines: tuple[Line, ...]
+
+
+def table(rows: Sequence[SiteRow]) -> Table:
     """All sites; a column that is empty for every site is left out."""
-    cells = [_cells(row) for row in rows]
-    shown = [name for name in cells[0] if any(line[name] for line in cells)]
-    head = "".join(
-        f'<th scope="col"{_class(_setting(name))}>{name.replace(", ", ",<br>")}</th>' for name in ("Site", *shown)
-    )
+    texts = [_cells(row) for row in rows]
+    shown = [title for title in texts[0] if any(line[title] for line in texts)]
+    marks = _marks(rows)
+    lines = [
+        Line(row.name, row.evidence is not None,
+             tuple(Cell(line[title], _kind(title, marks.get((title, row.name), ""))) for title in shown))
+        for row, line in zip(rows, texts, strict=True)
+    ]  # fmt: skip
+    return Table(tuple(Heading(title, UNITS.get(title, ""), _kind(title)) for title in shown), tuple(lines))
+
+
+def _marks(rows: Sequence[SiteRow]) -> dict[tuple[str, str], str]:
+    """By title and site: the class of a cell that stands out."""
     noise = noisiest(rows)
-    marks = {("Damage, %", worst(rows).name): "warm", ("SQNR, dB", noise.name if noise else ""): "warm"}
-    marks |= {("Parity", row.name): "bad" for row in rows if row.exact is False}
-    body = ""
-    for index, (row, line) in enumerate(zip(rows, cells, strict=True)):
-        kinds = {name: f"{_setting(name)} {marks.get((name, row.name), '')}".strip() for name in shown}
-        columns = "".join(f"<td{_class(kinds[name])}>{escape(line[name])}</td>" for name in shown)
-        body += f'<tr><th scope="row">{_link(index, row)}</th>{columns}</tr>'
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="table of sites">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    marks = {("Damage", worst(rows).name): "warm", ("SQNR", noise.name if noise else ""): "warm"}
+    return marks | {("Parity", row.name): "bad" for row in rows if row.exact is False}
+
+
+def _kind(title: str, mark: str = "") -> str:
+    setting = "n" if title in NUMBERS else "w" if title in WRAPPED else ""
+    return f"{setting} {mark}".strip()
 
 
 def _cells(row: SiteRow) -> dict[str, str]:
     lhs, rhs, evidence, decibels = row.plan.lhs, row.plan.rhs, row.evidence, decibels_of(row)
     return {
         "Parity": "" if row.exact is None else "exact" if row.exact else (row.failure or "differs"),
-        "SQNR, dB": "" if decibels is None else f"{decibels:.1f}",
-        "Damage, %": "" if evidence is None else f"{100 * row.weight:.1f}",
-        "Clipped, %": "" if evidence is None else figure(100 * evidence.clipped, 2),
+        "SQNR": "" if decibels is None else f"{decibels:.1f}",
+        "Damage": "" if evidence is None else f"{100 * row.weight:.1f}",
+        "Clipped": "" if evidence is None else figure(100 * evidence.clipped, 2),
         "Bits": f"{lhs.bits} × {rhs.bits}",
         "Left": type_name(lhs),
         "Channels": _channels(row),
@@ -52,7 +91,7 @@ def _cells(row: SiteRow) -> dict[str, str]:
         "Right step": steps(rhs),
         "Outliers": "" if row.plan.outliers is None else str(len(row.plan.outliers.channels)),
         "Moved": "" if row.moved is None else str(row.moved),
-        "Kernel": _kernels(row),
+        "Kernel": "; ".join(map(_kernel, row.kernels)),
     }
 
 
@@ -70,25 +109,11 @@ def _twin(row: SiteRow) -> str:
     return f"{verb} {figure(abs(choice.saves), 2)}".replace("-", NO_BREAK)
 
 
-def _kernels(row: SiteRow) -> str:
-    """u8 × s8, MatMulIntegerToFloat -> u8 × s8 → float"""
-    text = row.kernels
-    for name, returned in RETURNS.items():
-        text = text.replace(f", {name}", f" → {returned}")
-    return text
-
-
-def _link(index: int, row: SiteRow) -> str:
-    name = escape(row.name)
-    return name if row.evidence is None else f'<a href="#site-{index}">{name}</a>'
-
-
-def _setting(name: str) -> str:
-    return "n" if name in NUMBERS else "w" if name in WRAPPED else ""
-
-
-def _class(kind: str) -> str:
-    return f' class="{kind}"' if kind else ""
+def _kernel(use: KernelUse) -> str:
+    """u8 × s8 → float (2): two products; a kernel that is not in RETURNS is named instead."""
+    operands, returned = " × ".join(use.operands), RETURNS.get(use.kernel)
+    text = f"{operands} → {returned}" if returned else f"{operands}, {use.kernel}" if operands else use.kernel
+    return text if use.products == 1 else f"{text} ({use.products})"
 
 
 def describe(quantizer: Quantizer) -> str:

@@ -1,19 +1,29 @@
-"""A made-up export of five unlike sites: its plan, its evidence, and what report.json would say of it."""
+"""A made-up export of five unlike sites: its plan, its evidence, and the report of it."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import pytest
 
+from ptq4vit_onnx.evaluation.compare import AgainstFloat
+from ptq4vit_onnx.evaluation.metrics import PairedDrop
+from ptq4vit_onnx.passes import PassReport
 from ptq4vit_onnx.plan.evidence import Histogram, SearchCurve, SiteEvidence
 from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform, as_float32
 from ptq4vit_onnx.plan.scale_plan import Outliers, ScalePlan, SitePlan
+from ptq4vit_onnx.proof.end_to_end import EndToEnd
+from ptq4vit_onnx.proof.float_parity import FloatParity
+from ptq4vit_onnx.proof.kernels import KernelAudit, ProductKernel
+from ptq4vit_onnx.proof.prove import Proof
+from ptq4vit_onnx.proof.replay import Divergence
+from ptq4vit_onnx.proof.sites import SiteParity
 from ptq4vit_onnx.report.charts import points_of
+from ptq4vit_onnx.report.data import Bits, CalibrationImages, FileSizes, Inputs, Report
 from ptq4vit_onnx.report.page import render
+from ptq4vit_onnx.runtime.bench import BenchResult
 
 STEP = as_float32(0.02)
 QUANTIZERS: dict[str, Quantizer] = {
@@ -56,50 +66,47 @@ def evidence_of(name: str, plan: SitePlan) -> SiteEvidence:
 
 
 EVIDENCE = {name: evidence_of(name, plan) for name, plan in SITES.items()}
-PLAN = ScalePlan("vit_test", "w" * 64, "i" * 64, {}, {}, SITES)
+OPTIONS = {"metric": "hessian", "seed": 7, "bias_correction": "none"}
+PLAN = ScalePlan("vit_test", "w" * 64, "i" * 64, OPTIONS, {"onnxruntime": "1.31.1"}, SITES)
 
 
-def report_of(plan: ScalePlan = PLAN, **changes: Any) -> dict[str, Any]:
-    products = [
-        {"site": name, "product": "MatMul", "kernel": "MatMulIntegerToFloat", "integer": True, "operands": "u8 x s8",
-         "unsafe": None} for name in plan.sites
-    ]  # fmt: skip
-    parity = [{"site": name, "product": "MatMul", "exact": True, "failure": None} for name in plan.sites]
-    data: dict[str, Any] = {
-        "version": "0.1.0", "model": plan.model, "random_weights": False, "synthetic_images": False,
-        "weights_from": "embedded", "bits": {"weights": 8, "activations": 6},
-        "options": {"metric": "hessian", "seed": 7, "bias_correction": "none"}, "versions": {"onnxruntime": "1.31.1"},
-        "fingerprints": {"weights": plan.weights, "images": plan.images},
-        "calibration_images": {"count": 32, "skipped": ["broken.png"]},
-        "float_parity": {"images": 8, "error": 2e-7, "tolerance": 1e-4, "passed": True},
-        "kernels": {"summary": f"{len(products)} of {len(products)} products in integers", "fell_back": [],
-                    "products": products, "op_counts": {"QuantizeLinear": 4}},
-        "site_parity": parity,
-        "end_to_end": {"passed": True, "sentence": "99.80 % of 500 predictions equal the simulator's"},
-        "against_float": {"agreement": 98.4, "kl": 5.7e-5, "top1_float": 99.2, "top1_quantised": 98.9,
-                          "drop": {"points": 0.3, "standard_error": 0.2, "images": 500}},
-        "measured_on": "500 of embedded digits (test)",
-        "passes": {"moved_weights": {"head": 12, "patch_embed.proj": 30}},
-        "bytes": {"float": 1_252_262, "model": 418_535}, "seconds": {"load": 3.2, "calibrate": 4.5},
-    }  # fmt: skip
-    return {**copy.deepcopy(data), **changes}
+def kernels_of(plan: ScalePlan) -> KernelAudit:
+    products = [ProductKernel(name, "MatMul", "MatMulIntegerToFloat", True, ("u8", "s8")) for name in plan.sites]
+    return KernelAudit(tuple(products), {"QuantizeLinear": 4})
 
 
-def page(**changes: Any) -> str:
-    return render(report_of(**changes), PLAN, EVIDENCE)
+def proof_of(plan: ScalePlan) -> Proof:
+    sites = [SiteParity(name, "MatMul", "MatMulIntegerToFloat", True, 0.0, 1e-6) for name in plan.sites]
+    replay = [Divergence(name, number * 1e-7, 0.01) for number, name in enumerate(plan.sites)]
+    sentence = "99.80 % of 500 predictions equal the simulator's"
+    end_to_end = EndToEnd(500, 99.8, 0.001, coin_toss=False, passed=True, sentence=sentence, identical=0.0)
+    versus = AgainstFloat(500, 98.4, 5.7e-5, 99.2, 98.9, PairedDrop(0.3, 0.2, lost=2, gained=1, images=500))
+    return Proof(kernels_of(plan), sites, replay, end_to_end, versus, "500 of embedded digits (test)")
+
+
+def report_of(plan: ScalePlan = PLAN, evidence: Mapping[str, SiteEvidence] = EVIDENCE) -> Report:
+    moved = {"head": 12, "patch_embed.proj": 30}
+    passes = PassReport(moved, dict.fromkeys(plan.sites, 1), (), {"MatMul": 5}, {"MatMul": 5}, {"Tidy": 3})
+    return Report(
+        folder=Path("out"),
+        inputs=Inputs(plan.model, "embedded", Bits(8, 6), CalibrationImages(32, ("broken.png",))),
+        plan=plan, evidence=evidence, float_parity=FloatParity(8, 2e-7), proof=proof_of(plan), passes=passes,
+        latency=BenchResult((), "AVX2, no VNNI"), sizes=FileSizes(1_252_262, 418_535),
+        seconds={"load": 3.2, "calibrate": 4.5},
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class MadeUp:
-    """The export, as one fixture; `page` renders it with changes to its report."""
+    """The export, as one fixture. report_of: a report of the same export with another plan or other evidence."""
 
-    plan: ScalePlan
-    evidence: Mapping[str, SiteEvidence]
+    report: Report
+    page: str
+    report_of: Callable[..., Report] = report_of
     evidence_of: Callable[[str, SitePlan], SiteEvidence] = evidence_of
-    report_of: Callable[..., dict[str, Any]] = report_of
-    page: Callable[..., str] = page
 
 
 @pytest.fixture
 def made_up() -> MadeUp:
-    return MadeUp(PLAN, EVIDENCE)
+    report = report_of()
+    return MadeUp(report, render(report))

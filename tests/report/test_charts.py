@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from markupsafe import escape
 
 from ptq4vit_onnx.plan.evidence import Histogram, SearchCurve
 from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform, as_float32
@@ -52,6 +53,12 @@ def test_a_curve_stops_at_the_top_of_the_chart_and_is_parted_where_there_is_no_l
     assert path is not None
     heights = [float(pair.split()[1]) for pair in re.split("[ML]", path.group(1))[1:]]
     assert len(heights) == 3 and min(heights) == 26.0 and max(heights) == 210.0
+
+
+def test_a_chart_escapes_its_title_and_is_not_escaped_again() -> None:
+    chart = histogram_chart([Histogram(-8.0, 8.0, (1, 0, 5))], Uniform(4, (1.0,)), 'values of "<a>"')
+    assert 'aria-label="values of &#34;&lt;a&gt;&#34;"' in chart
+    assert escape(chart) == chart
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from html import escape, unescape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,6 +19,9 @@ from PIL import Image
 
 from ptq4vit_onnx.plan.quantizers import Uniform, as_float32
 from ptq4vit_onnx.report.page import render
+
+if TYPE_CHECKING:
+    from tests.report.conftest import MadeUp
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # What must be drawn: its colour (None: anything but the page's), and on how much of its box at least.
@@ -90,11 +93,11 @@ def found_in(dom: bytes) -> Any:
     (0, {"page": (20, 23, 27), "accent": (92, 171, 242), "warm": (240, 140, 74)}),
 ], ids=["light", "dark"])  # fmt: skip
 def test_charts_are_drawn_in_both_themes(
-    made_up: Any, folder: Path, scheme: int, colours: Mapping[str, tuple[int, int, int]]
+    made_up: MadeUp, folder: Path, scheme: int, colours: Mapping[str, tuple[int, int, int]]
 ) -> None:
     theme, path, picture = (
         f"--blink-settings=preferredColorScheme={scheme}",
-        write(folder, made_up.page(), BOXES),
+        write(folder, made_up.page, BOXES),
         folder / "shot.png",
     )
     boxes = found_in(browse(path, theme, "--dump-dom"))
@@ -110,16 +113,16 @@ def test_charts_are_drawn_in_both_themes(
         assert drawn.mean() > share, f"{mark} is not drawn"
 
 
-def test_a_site_is_chosen_by_click_key_list_and_button(made_up: Any, folder: Path) -> None:
-    names = list(made_up.plan.sites)
+def test_a_site_is_chosen_by_click_key_list_and_button(made_up: MadeUp, folder: Path) -> None:
+    names = list(made_up.report.plan.sites)
     order = [names[3], names[0], names[1], names[4], names[0], names[2], names[1]]
-    assert found_in(browse(write(folder, made_up.page(), CHOICES), "--dump-dom")) == [[name] * 3 for name in order]
+    assert found_in(browse(write(folder, made_up.page, CHOICES), "--dump-dom")) == [[name] * 3 for name in order]
 
 
-def test_the_page_never_scrolls_sideways(made_up: Any, folder: Path) -> None:
+def test_the_page_never_scrolls_sideways(made_up: MadeUp, folder: Path) -> None:
     widths = [360, 390, 768, 1000]
     frames = "".join(
-        f'<iframe srcdoc="{escape(made_up.page(), quote=True)}" style="width:{width}px;height:900px;border:0"></iframe>'
+        f'<iframe srcdoc="{escape(made_up.page, quote=True)}" style="width:{width}px;height:900px;border:0"></iframe>'
         for width in widths
     )
     script = """onload = () => { document.body.dataset.found = JSON.stringify(
@@ -127,17 +130,17 @@ def test_the_page_never_scrolls_sideways(made_up: Any, folder: Path) -> None:
     assert found_in(browse(write(folder, f"<body>{frames}</body>", script), "--dump-dom")) == widths
 
 
-def test_the_table_of_sites_fits_a_screen_of_1280_pixels(made_up: Any, folder: Path) -> None:
+def test_the_table_of_sites_fits_a_screen_of_1280_pixels(made_up: MadeUp, folder: Path) -> None:
     """With every column filled, names as long as Swin's and a scale for each of 576 outputs."""
     weight = Uniform(8, tuple(as_float32(0.000596 + 0.000004 * number) for number in range(576)))
     forms = {"TwinGelu": 0.0001, "Affine": 0.00025}
     sites = {
         f"layers.2.{name}" if name.startswith("blocks") else name: replace(site, forms=forms, rhs=weight)
-        for name, site in made_up.plan.sites.items()
+        for name, site in made_up.report.plan.sites.items()
     }
-    plan = replace(made_up.plan, sites=sites)
-    evidence = dict(zip(sites, made_up.evidence.values(), strict=True))
+    plan = replace(made_up.report.plan, sites=sites)
+    evidence = dict(zip(sites, made_up.report.evidence.values(), strict=True))
     script = """const box = document.querySelector(".scroll");
         document.body.dataset.found = JSON.stringify([innerWidth, box.scrollWidth - box.clientWidth]);"""
-    path = write(folder, render(made_up.report_of(plan), plan, evidence), script)
+    path = write(folder, render(made_up.report_of(plan, evidence)), script)
     assert found_in(browse(path, "--dump-dom")) == [1280, 0]

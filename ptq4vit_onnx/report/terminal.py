@@ -1,0 +1,80 @@
+"""The table that an export prints at its end: rows of a title and a sentence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ptq4vit_onnx.plan import twins
+from ptq4vit_onnx.report.data import Report
+
+if TYPE_CHECKING:
+    from ptq4vit_onnx.runtime.bench import BenchResult
+
+Row = tuple[str, str]
+
+
+def rows(report: Report) -> list[Row]:
+    """The verdict, line by line. Twins, channels and accuracy have a row only where there is something to say."""
+    return [*_model(report), *_choices(report), *_proof(report), *_accuracy(report), *_costs(report)]
+
+
+def _model(report: Report) -> list[Row]:
+    inputs = report.inputs
+    return [
+        ("model", inputs.model + (" with RANDOM WEIGHTS" if inputs.random_weights else "")),
+        ("bits", f"weights {inputs.bits.weights}, activations {inputs.bits.activations}"),
+        ("sites found", str(len(report.plan.sites))),
+    ]
+
+
+def _choices(report: Report) -> list[Row]:
+    found: list[Row] = []
+    summary = twins.summary(report.plan.sites)
+    if summary:
+        found.append(("twins", summary))
+    if report.folded_channels:
+        found.append(("channels", f"{len(report.folded_channels)} layers have their input channels centred and scaled "
+                                  "one by one, folded into the LayerNorms before them"))  # fmt: skip
+    return found
+
+
+def _proof(report: Report) -> list[Row]:
+    parity, largest = report.float_parity, report.largest_divergence
+    return [
+        ("float parity", f"{parity.error:.1e} of the logits' scale, ONNX Runtime against torch "
+                         f"(limit {parity.tolerance:g})"),
+        ("kernels", f"{report.kernels}, {report.moved_weights} weights moved to be exact on every CPU"),
+        ("site parity", f"{report.exact_products} products equal integer arithmetic"),
+        ("replay", f"every site within {largest.relative_error:.1e} of its spread of the simulator, from the "
+                   f"runtime's own values (limit {largest.limit:g})"),
+        ("end to end", report.end_to_end.sentence),
+    ]  # fmt: skip
+
+
+def _accuracy(report: Report) -> list[Row]:
+    versus = report.against_float
+    caveat = " (random weights: says nothing about accuracy)" if report.inputs.random_weights else ""
+    found = [("against float", f"{versus.agreement:.1f} % agreement, KL {versus.kl:.2g}{caveat}")]
+    if versus.top1_float is not None:
+        top1 = f"{versus.top1_quantised:.1f} % (float {versus.top1_float:.1f} %)"
+        found.append(("top-1", f"{top1}, {report.proof.images}"))
+    return found
+
+
+def _costs(report: Report) -> list[Row]:
+    sizes = report.sizes
+    return [
+        ("file", str(report.folder / "model.onnx")),
+        ("size", f"{sizes.model / 1e6:.1f} MB (float {sizes.float / 1e6:.1f} MB)"),
+        ("latency", _latency(report.latency)),
+        ("time", ", ".join(f"{stage} {value:.0f} s" for stage, value in report.seconds.items())),
+    ]
+
+
+def _latency(latency: BenchResult) -> str:
+    before, after = latency.timings
+    return (
+        f"{after.median:.1f} ms ({after.low:.1f} .. {after.high:.1f}), float {before.median:.1f} ms "
+        f"({before.low:.1f} .. {before.high:.1f}): {after.speed:.2f}x, one thread, batch {after.batch}, on "
+        f"{latency.cpu}"
+    )

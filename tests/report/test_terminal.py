@@ -1,0 +1,60 @@
+"""The table at the end of an export: what it says, and what it leaves out where there is nothing to say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ptq4vit_onnx.plan.channel_fold import Channels
+from ptq4vit_onnx.report.data import Report
+from ptq4vit_onnx.report.terminal import rows
+from ptq4vit_onnx.runtime.bench import BenchResult, Timing
+
+if TYPE_CHECKING:
+    from tests.report.conftest import MadeUp
+
+TITLES = ["model", "bits", "sites found", "float parity", "kernels", "site parity", "replay", "end to end",
+          "against float", "top-1", "file", "size", "latency", "time"]  # fmt: skip
+
+
+@pytest.fixture
+def timed(made_up: MadeUp) -> Report:
+    timings = (Timing("float", 1, 4, 2.2, 2.0, 2.4, 10, 1.0), Timing("model", 1, 4, 1.1, 1.0, 1.2, 10, 2.0))
+    return replace(made_up.report, latency=BenchResult(timings, "AVX2"))
+
+
+def test_every_row_is_a_sentence_of_what_was_measured(timed: Report) -> None:
+    said = dict(rows(timed))
+    assert list(said) == TITLES
+    assert said["model"] == "vit_test"
+    assert said["bits"] == "weights 8, activations 6"
+    assert said["float parity"] == "2.0e-07 of the logits' scale, ONNX Runtime against torch (limit 0.0001)"
+    assert said["kernels"] == "5 of 5 products in integers, 42 weights moved to be exact on every CPU"
+    assert said["site parity"] == "5 of 5 products equal integer arithmetic"
+    assert said["replay"].startswith("every site within 4.0e-07 of its spread of the simulator")
+    assert said["against float"] == "98.4 % agreement, KL 5.7e-05"
+    assert said["top-1"] == "98.9 % (float 99.2 %), 500 of embedded digits (test)"
+    assert said["file"] == "out/model.onnx"
+    assert said["size"] == "0.4 MB (float 1.3 MB)"
+    assert said["latency"] == "1.1 ms (1.0 .. 1.2), float 2.2 ms (2.0 .. 2.4): 2.00x, one thread, batch 4, on AVX2"
+    assert said["time"] == "load 3 s, calibrate 4 s"
+
+
+def test_twins_and_channels_have_rows_where_they_were_chosen(timed: Report) -> None:
+    forms, channels = {"TwinGelu": 0.1, "Affine": 0.3}, Channels("norm", (1.0,), (0.0,))
+    sites = {name: replace(site, forms=forms, channels=channels) for name, site in timed.plan.sites.items()}
+    found = rows(replace(timed, plan=replace(timed.plan, sites=sites)))
+    assert [title for title, _ in found][3:5] == ["twins", "channels"]
+    assert found[3][1].startswith("2 of 5 softmax and GELU inputs take two ranges")
+    assert found[4][1].startswith("5 layers have their input channels centred and scaled")
+
+
+def test_a_dry_run_says_so_and_has_no_accuracy(timed: Report) -> None:
+    versus = replace(timed.against_float, top1_float=None, top1_quantised=None, drop=None)
+    inputs = replace(timed.inputs, weights_from="random")
+    said = dict(rows(replace(timed, inputs=inputs, proof=replace(timed.proof, against_float=versus))))
+    assert said["model"] == "vit_test with RANDOM WEIGHTS"
+    assert said["against float"].endswith("(random weights: says nothing about accuracy)")
+    assert "top-1" not in said
