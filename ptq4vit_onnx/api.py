@@ -52,6 +52,7 @@ def export(
     model: a name of `ptq4vit-onnx models`, or a timm name. data: images to calibrate on; the embedded models
     have their own. output: a folder (./MODEL_wKaK). method: "ptq4vit", exactly as published ("paper"), or
     the paper's Base PTQ ("base"). options: fields of ptq4vit_onnx.options.Options, e.g. images=32, seed=0.
+    The report's `to_data()` is what report.json holds.
 
     >>> export("vit_digits", bits=6, output="digits").against_float.agreement
     """

@@ -22,8 +22,8 @@ FLOOR = HEIGHT - BOTTOM  # where the x axis lies
 GAP = 16.0  # between the two ranges of a twin
 FINE_SHARE = 0.42  # of the width, for the fine range
 RUG = 9.0  # height of the strip of points below the axis
-VISIBLE_STEP = 4.5  # from this distance on, points are also drawn across the chart
-WORST_RATIO = 100.0  # losses beyond this many times the best are cut off
+VISIBLE_STEP = 4.5  # pixels between points, from which on they are also drawn across the chart
+WORST_RATIO = 100.0  # losses beyond this many times the smallest are clipped
 METRICS = ("pearson", "cosine", "mse", "hessian")
 
 
@@ -46,7 +46,10 @@ def points_of(lhs: Quantizer) -> tuple[Points, ...]:
 
 
 def histogram_chart(histograms: Sequence[Histogram], lhs: Quantizer, title: str) -> Markup:
-    """Counts on a log scale over the values, and below the axis (across it where they are few) the points."""
+    """A histogram with a logarithmic count axis, and the quantisation points as a strip below the x axis.
+
+    Points that lie far enough apart are also drawn as lines across the chart. histograms: one for each range of `lhs`.
+    """
     ranges = points_of(lhs)
     panels = _panels([(min(h.low, p.first), max(h.high, p.last)) for h, p in zip(histograms, ranges, strict=True)])
     most = max(max(histogram.counts) for histogram in histograms)
@@ -61,7 +64,10 @@ def histogram_chart(histograms: Sequence[Histogram], lhs: Quantizer, title: str)
 
 
 def curve_chart(curve: SearchCurve, used: str, title: str) -> Markup:
-    """Every metric over the candidates, each over its own best, and the chosen candidate as a line."""
+    """Each metric's loss of every candidate, divided by that metric's smallest loss, on a logarithmic axis.
+
+    A vertical line marks the chosen candidate. used: the metric that the search used.
+    """
     low, high = (0.0, max(curve.x)) if curve.axis == "scale" else (min(curve.x) - 0.5, max(curve.x) + 0.5)
     panel = Panel(low, max(high, *curve.chosen), LEFT, WIDTH - RIGHT)
     finite = [value for losses in curve.losses.values() for value in losses if value is not None]
@@ -101,12 +107,12 @@ def _panels(domains: Sequence[tuple[float, float]]) -> list[Panel]:
 
 
 def _y(share: float) -> float:
-    """Where a share of the height of the plot lies; more than all of it is cut off."""
+    """The y coordinate of a share of the plot's height; shares are clamped to 0..1."""
     return FLOOR - min(max(share, 0.0), 1.0) * (FLOOR - TOP)
 
 
 def _steps(panel: Panel, histogram: Histogram, top: float, colour: str) -> str:
-    """The outline of the bins; a bin of one value still shows."""
+    """The outline of the bins. 0.04 is added to every logarithm, so that a bin with one value still shows."""
     width = (histogram.high - histogram.low) / len(histogram.counts)
     path = [f"M{panel.x(histogram.low):.1f} {FLOOR:.0f}"]
     for number, count in enumerate(histogram.counts):
@@ -116,7 +122,7 @@ def _steps(panel: Panel, histogram: Histogram, top: float, colour: str) -> str:
 
 
 def _rug(panel: Panel, points: Points, colour: str) -> str:
-    """All points as one dashed line: a dash for each."""
+    """A rug plot: all points as one dashed line, with a dash for each point."""
     step = points.step / (panel.high - panel.low) * (panel.right - panel.left)
     dash = min(1.2, 0.45 * step)
     start, end = panel.x(points.first) - dash / 2, panel.x(points.last) + dash / 2
@@ -139,7 +145,7 @@ def _chosen(panel: Panel, curve: SearchCurve) -> str:
 
 
 def _line(panel: Panel, curve: SearchCurve, metric: str, top: float, used: bool) -> str:
-    """One metric's curve, and a dot at its best candidate."""
+    """One metric's curve, with a dot at the candidate of its smallest loss."""
     places: list[tuple[float, float] | None] = [
         None if loss is None else (panel.x(x), math.log10(max(loss, 1.0)) / top)
         for x, loss in zip(curve.x, curve.losses[metric], strict=True)
@@ -151,7 +157,7 @@ def _line(panel: Panel, curve: SearchCurve, metric: str, top: float, used: bool)
 
 
 def _polyline(places: Sequence[tuple[float, float] | None]) -> str:
-    """A path through (x, share of the height); what lies above the chart is left out, None parts the path."""
+    """A path through places (x, share of the height), clipped at the top of the chart and interrupted at None."""
     path, reached = "", ""
     for start, end in pairwise(places):
         if start is None or end is None or (start[1] > 1 and end[1] > 1):

@@ -78,7 +78,7 @@ def _environment() -> Environment:
 
 
 def failures(report: Report) -> list[str]:
-    """Everything that was checked and did not hold."""
+    """A phrase for every check that failed."""
     inexact = [item for item in report.proof.sites if not item.exact]
     found = []
     if not report.float_parity.passed:
@@ -103,7 +103,10 @@ def banners(inputs: Inputs) -> list[Banner]:
 
 
 def _weakest(rows: Sequence[SiteRow]) -> str:
-    """Where most is lost, or nothing where no error was recorded: losses of a plan are in each site's own units."""
+    """A sentence on the sites with the largest damage and the lowest SQNR; empty where no error was recorded.
+
+    The losses in a plan cannot stand in for the damage: each is in its own site's units.
+    """
     peak, noise = worst(rows), noisiest(rows)
     if peak.evidence is None or noise is None or noise.evidence is None:
         return ""
@@ -146,7 +149,7 @@ def _accuracy(versus: AgainstFloat) -> list[Tile]:
 
 
 def _latency(latency: BenchResult) -> list[Tile]:
-    """The quantised model next to the first (float) one, at the first setting that was measured."""
+    """The quantised model's time next to that of the first (float) model, at the first threads and batch measured."""
     if not latency.timings:
         return []
     first, *others = latency.timings

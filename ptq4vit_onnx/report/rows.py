@@ -13,7 +13,7 @@ from ptq4vit_onnx.report.data import Report
 
 @dataclass(frozen=True)
 class KernelUse:
-    """`products` products of a site that run on the same kernel. operands: the types it multiplies, ("u8", "s8")."""
+    """How many products of a site run on one kernel. operands: the types that it multiplies, ("u8", "s8")."""
 
     kernel: str
     operands: tuple[str, ...]
@@ -77,10 +77,12 @@ def _exactness(report: Report, name: str) -> tuple[bool | None, str | None]:
 
 
 def worst(rows: Sequence[SiteRow]) -> SiteRow:
+    """The site with the largest share of the expected damage."""
     return max(rows, key=lambda row: row.weight)
 
 
 def noisiest(rows: Sequence[SiteRow]) -> SiteRow | None:
+    """The site with the lowest SQNR (signal-to-quantisation-noise ratio); None where no output has an error."""
     measured = [row for row in rows if decibels_of(row) is not None]
     return min(measured, key=lambda row: decibels_of(row) or 0.0) if measured else None
 
@@ -92,4 +94,5 @@ def figures_of(row: SiteRow) -> Figures:
 
 
 def decibels_of(row: SiteRow) -> float | None:
+    """The SQNR of the site's output; None where it was not recorded, or where there is no error."""
     return None if row.evidence is None else row.evidence.sqnr

@@ -15,7 +15,7 @@ from ptq4vit_onnx.report.rows import Figures, SiteRow, decibels_of, figures_of, 
 from ptq4vit_onnx.report.table import describe
 
 METRIC_TITLES = {"hessian": "Hessian", "mse": "MSE", "cosine": "cosine", "pearson": "Pearson"}
-LOWEST_DECIBELS = 3.0  # room below the worst dot
+LOWEST_DECIBELS = 3.0  # room below the lowest dot, in dB
 # The chart of all sites, in pixels from its top: bars from BARS to BASE, dots from DOTS to FLOOR.
 BARS, BASE, DOTS, FLOOR = 18, 168, 192, 282
 
@@ -83,7 +83,7 @@ class _Scale:
 
 
 def overview(rows: Sequence[SiteRow]) -> Overview:
-    """Of recorded sites alone."""
+    """The chart of all sites, each of which must have been recorded."""
     scale = _Scale.of(rows)
     rules = [Rule(BARS, f"{100 * scale.top:.0f} %"), Rule(BASE, "0", base=True)]
     if scale.dots:
