@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ptq4vit_onnx.plan.quantizers import forms_for
+from ptq4vit_onnx.plan.quantizers import QUANTIZERS
 from ptq4vit_onnx.plan.scale_plan import SitePlan
 
 
@@ -27,7 +27,7 @@ class TwinChoice:
 
 def twin_choice(site: SitePlan) -> TwinChoice | None:
     """None where nothing was chosen: no twin was on offer, or a twin was asked for."""
-    made_for_it = {form.__name__ for form in forms_for(site.lhs_source)}
+    made_for_it = {form.__name__ for form in QUANTIZERS.values() if form.source is not None}
     twin = next((damage for form, damage in site.forms.items() if form in made_for_it), None)
     single = [damage for form, damage in site.forms.items() if form not in made_for_it]
     if twin is None or not single:
