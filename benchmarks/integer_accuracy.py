@@ -29,6 +29,7 @@ from ptq4vit_onnx.graph.model_proto import file_bytes, load, save_model
 from ptq4vit_onnx.network.products import discover
 from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.plan_json import write_plan
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.proof.end_to_end import check_end_to_end
 from ptq4vit_onnx.proof.float_sites import FloatSites
@@ -64,7 +65,7 @@ def rows(name: str, bits: list[int], folds: list[int], limit: int | None, paper:
             name, model.fingerprint, calibration.fingerprint, options.to_data(), versions(),
             {site.name: found[site.name] for site in sites},
         )  # fmt: skip
-        plan.save(folder / f"{name}.{options.label}.plan.json")
+        write_plan(plan, folder / f"{name}.{options.label}.plan.json")
         path, _ = quantize_model(float_model, plan, folder / f"{name}.{options.label}.onnx")
         optimised = optimised_model(path)
         kernels = audit(path, plan, optimised)

@@ -46,6 +46,7 @@ from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.passes.drop_unread_rows import DropUnreadRows
 from ptq4vit_onnx.passes.work import Work
 from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.plan_json import read_plan, write_plan
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.proof.float_sites import FloatSites
 from ptq4vit_onnx.proof.kernels import audit
@@ -86,7 +87,7 @@ class Subject:
         return self.folder / f"{variant.replace('/', '-')}.onnx"
 
     def plan(self, variant: str) -> ScalePlan:
-        return ScalePlan.load(self.path(variant).with_suffix(".json"))
+        return read_plan(self.path(variant).with_suffix(".json"))
 
 
 def options_of(variant: str, real: bool) -> Options:
@@ -142,7 +143,7 @@ def calibrate(subject: Subject, variants: Sequence[str]) -> None:
     for variant, sites in found.items():
         data, ordered = options_of(variant, subject.real).to_data(), {name: sites[name] for name in order}
         plan = ScalePlan(subject.model.name, weights, images, data, versions(), ordered)
-        plan.save(subject.path(variant).with_suffix(".json"))
+        write_plan(plan, subject.path(variant).with_suffix(".json"))
 
 
 def prove(subject: Subject, variant: str) -> str:

@@ -17,7 +17,6 @@ from ptq4vit_onnx.images.stream import ImageSource, Where
 from ptq4vit_onnx.limits import require_running
 from ptq4vit_onnx.models.specs import DEFAULT
 from ptq4vit_onnx.plan.options import Options
-from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.progress import Progress, silent
 from ptq4vit_onnx.proof.gate import Check, Limits, ParityResult, check_files
 
@@ -133,12 +132,14 @@ def check_parity(
 
     >>> check_parity("model.onnx", "float.onnx", "validation").passed
     """
+    from ptq4vit_onnx.plan.plan_json import read_plan
+
     limits = Limits(min_agreement, max_drop, max_kl)
     require_running(threads, batch)
     file, compared = read_model_file(Path(model)), read_model_file(Path(reference))
     beside = file.path.with_name("plan.json")
     chosen = _path(plan) or (beside if beside.is_file() else None)
-    known = None if chosen is None else ScalePlan.load(chosen)
+    known = None if chosen is None else read_plan(chosen)
     source = _source(data, images, where, skip_unreadable)
     return check_files(file, compared, source, known, limits, threads, batch, progress)
 

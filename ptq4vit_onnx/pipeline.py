@@ -23,6 +23,7 @@ from ptq4vit_onnx.models.specs import ModelSpec
 from ptq4vit_onnx.network.load import LoadedModel, load, resolve
 from ptq4vit_onnx.network.plan_fit import load_plan, options_of, require_channels_fold, require_plan_fits
 from ptq4vit_onnx.plan.evidence import SiteEvidence
+from ptq4vit_onnx.plan.plan_json import write_plan
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.progress import Progress, Sized, silent
 from ptq4vit_onnx.proof.float_parity import float_parity
@@ -74,7 +75,7 @@ def _run(
     with clock("calibrate"):
         names = [site.name for site in sites]
         plan, evidence = (known_plan, {}) if known_plan else make_plan(request, model, images, names, progress)
-        plan.save(staging / "plan.json")
+        write_plan(plan, staging / "plan.json")
     from ptq4vit_onnx.proof.prove import prove, quantize_model
     from ptq4vit_onnx.runtime.bench import bench
 

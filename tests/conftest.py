@@ -85,6 +85,7 @@ def exported(float_export: Callable[..., FloatExport], tmp_path_factory: pytest.
     from ptq4vit_onnx.network.tape import record
     from ptq4vit_onnx.passes import quantize
     from ptq4vit_onnx.plan.options import Options
+    from ptq4vit_onnx.plan.plan_json import write_plan
 
     made = float_export("vit_digits")
     images = torch.from_numpy(embedded_digits(made.model.preprocessing, "calibration", 32).images)
@@ -93,7 +94,7 @@ def exported(float_export: Callable[..., FloatExport], tmp_path_factory: pytest.
     sites = {site.name: found[site.name] for site in made.sites}
     plan = ScalePlan("vit_digits", made.model.fingerprint, "", {}, {}, sites)
     folder = tmp_path_factory.mktemp("exported")
-    plan.save(folder / "plan.json")
+    write_plan(plan, folder / "plan.json")
     onnx.save(made.proto, folder / "float.onnx")
     onnx.save(quantize(made.proto, plan)[0], folder / "model.onnx")
     return folder

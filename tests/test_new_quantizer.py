@@ -27,9 +27,9 @@ from ptq4vit_onnx.passes.byte_codes import ByteCodes, add_dequantize, add_quanti
 from ptq4vit_onnx.passes.split_gelu import SplitGelu
 from ptq4vit_onnx.passes.work import Work
 from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.plan_json import read_plan
 from ptq4vit_onnx.plan.quantizers import QUANTIZERS, Branch, Points, Quantizer, Tensor, as_float32
 from ptq4vit_onnx.plan.quantizers.rounding import require_bits, require_scales, round_clip
-from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.plan.sites import Source
 from ptq4vit_onnx.request import ExportRequest
 from ptq4vit_onnx.simulation.fake import simulate
@@ -123,7 +123,7 @@ def test_a_new_quantizer_is_searched_saved_simulated_shown_and_proven(
 ) -> None:
     options = Options(images=4, candidates=16, twin="gelu", weight_bits=bits, activation_bits=bits, channels="none")
     pipeline.export(ExportRequest(options=options, output=tmp_path / "out"))
-    plan = ScalePlan.load(tmp_path / "out" / "plan.json")
+    plan = read_plan(tmp_path / "out" / "plan.json")
     assert isinstance(plan.sites[SITE].lhs, Positive)
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["sites"][SITE]["lhs"]["type"] == "positive"
     pipeline.export(ExportRequest(plan=tmp_path / "out" / "plan.json", output=tmp_path / "again"))

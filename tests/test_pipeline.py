@@ -24,6 +24,7 @@ from ptq4vit_onnx.network.plan_fit import options_of, require_channels_fold, req
 from ptq4vit_onnx.pipeline import export
 from ptq4vit_onnx.plan.channel_fold import Channels
 from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.plan_json import read_plan, write_plan
 from ptq4vit_onnx.plan.quantizers import Uniform
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.proof import prove
@@ -63,7 +64,7 @@ def test_an_export_is_whole_and_its_plan_applied_again_gives_the_same_model(tmp_
     assert written["sites"] == 38
     assert written == json.loads(json.dumps(report.to_data()))
     assert ("sites found", "38") in rows(report)
-    plan = ScalePlan.load(tmp_path / "out" / "plan.json")
+    plan = read_plan(tmp_path / "out" / "plan.json")
     assert options_of(plan) == QUICK
     again = export(ExportRequest(plan=tmp_path / "out" / "plan.json", output=tmp_path / "again"))
     assert again.inputs.bits == Bits(weights=7, activations=8), "the plan's, not the defaults'"
@@ -186,7 +187,7 @@ def test_a_plan_whose_channels_cannot_be_folded_is_refused(
 
 
 def test_a_plan_of_another_model_is_refused_before_any_work(tmp_path: Path) -> None:
-    ScalePlan("deit_b", "", "", {}, {}, {}).save(tmp_path / "plan.json")
+    write_plan(ScalePlan("deit_b", "", "", {}, {}, {}), tmp_path / "plan.json")
     with pytest.raises(UserError, match="is for deit_b, not for vit_digits; give --model deit_b"):
         export(ExportRequest(plan=tmp_path / "plan.json", output=tmp_path / "out"))
 

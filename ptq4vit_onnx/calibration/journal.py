@@ -1,4 +1,4 @@
-"""Sites already searched, kept next to the output: an interrupted calibration goes on where it stopped."""
+"""The journal of a calibration: finished sites, kept next to the output, so that an interrupted run can go on."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ptq4vit_onnx.files.outputs import write_whole
-from ptq4vit_onnx.plan.scale_plan import SitePlan, parse_site, plain
+from ptq4vit_onnx.plan.plan_json import parse_named_site, plain
+from ptq4vit_onnx.plan.scale_plan import SitePlan
 
 
 class Journal:
-    """One line per finished site, behind a first line that says what it belongs to; another run's is ignored.
+    """The first line is a hash of the run's inputs; a journal of other inputs is ignored. Each further line is a site.
 
-    A line is appended whole, and a torn last line (a killed process) is dropped on reading.
+    A process that is killed may leave an incomplete last line; reading drops it.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
@@ -31,10 +32,10 @@ class Journal:
         found = {}
         for line in lines:
             try:
-                name, data = json.loads(line)
-                found[name] = parse_site(data)
-            except (ValueError, TypeError):  # a torn line, or one that holds something else
+                name, plan = parse_named_site(line)
+            except ValueError:  # a torn line, or one that holds something else
                 break
+            found[name] = plan
         return found
 
     def start(self, known: dict[str, SitePlan]) -> None:

@@ -12,12 +12,13 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.models.specs import ModelSpec
 from ptq4vit_onnx.network.load import LoadedModel
 from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.plan_json import read_plan
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.plan.sites import Site
 
 
 def load_plan(path: Path, spec: ModelSpec) -> ScalePlan:
-    plan = ScalePlan.load(path)
+    plan = read_plan(path)
     if plan.model != spec.name:
         raise UserError(
             f"plan {path} is for {plan.model}, not for {spec.name}; give --model {plan.model} or "
