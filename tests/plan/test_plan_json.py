@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.plan.channel_fold import Channels
 from ptq4vit_onnx.plan.plan_json import (
-    QUANTIZERS,
     PlanFieldError,
     parse_named_site,
     parse_plan,
@@ -26,7 +25,7 @@ from ptq4vit_onnx.plan.plan_json import (
     read_plan,
     write_plan,
 )
-from ptq4vit_onnx.plan.quantizers import Affine, Diffused, TwinGelu, TwinSoftmax, Uniform, as_float32
+from ptq4vit_onnx.plan.quantizers import QUANTIZERS, Affine, Diffused, TwinGelu, TwinSoftmax, Uniform, as_float32
 from ptq4vit_onnx.plan.scale_plan import Outliers, ScalePlan, SitePlan
 
 scales = st.floats(min_value=2.0**-100, max_value=2.0**100, width=32)
@@ -228,11 +227,13 @@ def test_the_path_has_no_quantizers_name_unless_a_site_is_called_so(plan: ScaleP
 
 
 @dataclass(frozen=True)
-class Thirds:
-    """A quantizer of three points, which nobody but this file knows."""
+class Thirds(Affine):
+    """A quantizer with two more fields, which nobody but this file knows."""
 
-    third: float
-    labels: tuple[str, ...]
+    kind: ClassVar[str] = "thirds"
+
+    third: float = 1.0
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.third <= 0:
@@ -240,12 +241,13 @@ class Thirds:
 
 
 def test_a_registered_quantizer_is_written_read_and_checked(plan: ScalePlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    lhs: Any = Thirds(0.5, ("low", "high"))
+    lhs = Thirds(8, (0.5,), (3,), third=0.5, labels=("low", "high"))
     planned = replace(plan, sites={"head": SitePlan("linear", "other", lhs, Uniform(8, (0.5,)), forms={"Thirds": 1.0})})
     monkeypatch.setitem(QUANTIZERS, "thirds", Thirds)
     assert parse_plan(plan_text(planned)) == planned
     data = plain(planned)
-    assert data["sites"]["head"]["lhs"] == {"type": "thirds", "third": 0.5, "labels": ["low", "high"]}
+    written = {"type": "thirds", "bits": 8, "scale": [0.5], "zero_point": [3], "axis": -1}
+    assert data["sites"]["head"]["lhs"] == {**written, "third": 0.5, "labels": ["low", "high"]}
     data["sites"]["head"]["lhs"]["third"] = -1
     assert refusal(data) == "sites.head.lhs: third is -1.0, expected more than 0"
     data["sites"]["head"].update(lhs=plain(Uniform(8, (0.5,))), rhs=plain(lhs))

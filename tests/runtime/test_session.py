@@ -1,8 +1,7 @@
-"""Sessions, inference over batches, the optimised graph, the CPU's features."""
+"""Sessions, inference over batches, the optimised graph."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.graph.model_proto import load
 from ptq4vit_onnx.runtime import session as runtime
-from ptq4vit_onnx.runtime.cpu import cpu_features
 
 Array = np.ndarray[Any, Any]
 
@@ -113,23 +111,3 @@ def test_a_large_model_keeps_its_weights_through_optimisation(
     monkeypatch.setattr(runtime, "PROTOBUF_LIMIT", 10)  # so that every model is too large for one message
     optimised = runtime.optimised_model(model)
     assert np.array_equal(runtime.run(optimised, vectors), expected)
-
-
-def test_cpu_features_are_read_from_cpuinfo(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "model name\t: Some CPU\nflags\t\t: fpu avx2 avx512f avx512_vnni\n"
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    features = cpu_features()
-    assert (features.avx2, features.avx512, features.vnni, features.amx) == (True, True, True, False)
-    assert str(features) == "Some CPU (x86_64; AVX2, AVX-512, VNNI, no AMX)"
-
-
-def test_cpu_features_are_absent_where_the_system_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(Path, "read_text", refuse)
-    monkeypatch.setattr(platform, "system", lambda: "Windows")
-    features = cpu_features()
-    assert not (features.avx2 or features.vnni or features.amx)
-    assert features.name
