@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -39,15 +40,29 @@ def wheel(built: Path) -> zipfile.ZipFile:
 
 
 def tree(folder: str, prefix: str) -> set[str]:
-    files = [file for file in (ROOT / folder).rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    """Every file below a folder, as a path below `prefix`. Links such as ptq4vit_onnx/passes are not followed."""
+    found = (Path(place) / name for place, _, names in os.walk(ROOT / folder) for name in names)
+    files = [file for file in found if "__pycache__" not in file.parts]
     return {f"{prefix}/{file.relative_to(ROOT / folder).as_posix()}" for file in files}
 
 
-def test_the_wheel_holds_every_module_of_passes_and_models(wheel: zipfile.ZipFile) -> None:
-    names = set(wheel.namelist())
-    for folder in ("passes", "models"):
-        assert tree(folder, f"ptq4vit_onnx/{folder}") <= names
-    assert {f"ptq4vit_onnx/{file.name}" for file in (ROOT / "ptq4vit_onnx").glob("*.py")} <= names
+def package_files() -> set[str]:
+    """Every file of every room, as the wheel must hold it: a room is packed because of where it lies."""
+    linked = (tree(folder, f"ptq4vit_onnx/{folder}") for folder in ("passes", "models"))
+    return tree("ptq4vit_onnx", "ptq4vit_onnx").union(*linked)
+
+
+def test_the_wheel_holds_every_file_of_every_room_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    """A room that pyproject's `packages` or `package-data` forgets is missing from what users install."""
+    packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert package_files() - packed == set(), "name the room in pyproject.toml: packages, or package-data"
+    assert packed - package_files() == set()
+
+
+def test_every_room_counts_as_one_that_must_be_packed() -> None:
+    rooms = {path.split("/")[1] for path in package_files() if path.count("/") > 1}
+    folders = {file.parent.name for file in (ROOT / "ptq4vit_onnx").glob("*/__init__.py")}
+    assert rooms == folders and {"passes", "models", "plan", "report"} <= rooms
 
 
 def test_the_wheel_holds_the_embedded_models_images_and_licences(wheel: zipfile.ZipFile) -> None:
@@ -91,8 +106,9 @@ def test_the_wheel_runs_without_the_source_tree(wheel: zipfile.ZipFile, tmp_path
 def test_the_source_distribution_holds_what_the_wheel_is_made_from(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert tree("passes", "passes") | tree("models", "models") <= names
-    assert {"pyproject.toml", "LICENSE", "README.md", "ptq4vit_onnx/cli/main.py"} <= names
+    for folder in ("ptq4vit_onnx", "passes", "models"):
+        assert tree(folder, folder) - names == set()
+    assert {"pyproject.toml", "LICENSE", "README.md"} <= names
     assert len(list(built.glob("*.whl"))) == 1, "the wheel was built from it"
 
 
