@@ -27,9 +27,8 @@ from benchmarks import real_data
 from ptq4vit_onnx.calibration.calibrate import calibrate, lhs_grids, likeliest, rhs_search_space, search_site
 from ptq4vit_onnx.calibration.channel_scales import channel_choices, with_channels
 from ptq4vit_onnx.calibration.grids import Grid
-from ptq4vit_onnx.calibration.objective import objective_of
-from ptq4vit_onnx.calibration.sampling import Side
-from ptq4vit_onnx.calibration.search import Float, ProductSearch
+from ptq4vit_onnx.calibration.objective import Float, Side, objective_of
+from ptq4vit_onnx.calibration.search import ProductSearch
 from ptq4vit_onnx.images.embedded import synthetic_images
 from ptq4vit_onnx.network.load import load, resolve
 from ptq4vit_onnx.network.recording import Recording
@@ -56,7 +55,7 @@ def ratios(recording: Recording, options: Options) -> Iterator[tuple[str, float]
         for search in (fast, exhaustive):
             found = search.search(side, grid, other)
             pair = (found, other) if side == "lhs" else (other, found)
-            losses.append(exhaustive.loss(exhaustive.whole, pair[0], pair[1], grid.groups, grid.axis).sum().item())
+            losses.append(exhaustive.product.loss(pair[0], pair[1], grid.groups, grid.axis).sum().item())
         yield side, losses[0] / max(losses[1], 1e-300)
 
 
@@ -77,7 +76,8 @@ def turns(
     recording: Recording, options: Options, fast: ProductSearch
 ) -> Iterator[tuple[Side, Grid, Quantizer | Float]]:
     """What a search of both sides looks at: a weight next to the float left side, then the left side next to it; of
-    two activations the left one next to the covering scale, then the right one next to it. Apart: next to floats."""
+    two activations the left one next to the covering scale, then the right one next to it. Separately: each side next
+    to the float other one."""
     rhs_grid, start = rhs_search_space(recording, options)
     lhs_grid = lhs_grids(recording, options)[0]
     form = Float(lhs_grid.pick([0] * lhs_grid.groups))

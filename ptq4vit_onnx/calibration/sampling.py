@@ -1,82 +1,103 @@
 """Small products that rank candidates as the whole one does.
 
-With the candidate Q, the other side rounded to B and o = x rhs, the loss is sum h d^2 of d = Q(x) B - o. Rows of the
-product can be left out: they are drawn by what they weigh, and weighted up by the inverse of their chance. In a product
-of two activations, each head of each image is a product of its own. There d is linear in B, and so the columns of B can
-be added up, each with a random sign s and the root of its weight a:
+With the candidate Q, the other side rounded to B and o = x rhs, the loss is sum h d^2 of d = Q(x) B - o. A sample makes
+it smaller in two ways:
 
-    E (sum_j s_j sqrt(a_j) d_j)^2  =  sum_j a_j d_j^2
+* Rows are left out by importance sampling. A row's chance to be drawn is proportional to how much it matters (`draw`),
+  and its h is multiplied by the Horvitz-Thompson weight, the inverse of that chance, so that sums stay unbiased.
+* Columns are added up by a Rademacher sketch. d is linear in B, so columns of B can be added up, each times a random
+  sign s and the root of its weight a:
 
-Such sums see all columns, and what they get wrong averages out over heads and images: 32 of them do what 64 columns do
-(DeiT-T). Not so next to a weight, where one set of sums would serve all rows: a weight that is clipped errs most for
-those tokens to which it matters, and a sum weighs its tokens alike. There they only say which rows to look at.
+      E (sum_j s_j sqrt(a_j) d_j)^2  =  sum_j a_j d_j^2
+
+A sketch sees all columns. In a product of two activations each head of each image is a product of its own, and the
+sketch's noise averages out over them: 32 sketched columns do what 64 drawn ones do (DeiT-T). Next to a weight one
+sketch would serve all rows, and that fails: a clipped weight errs most for the tokens to which its column matters, and
+a sum of columns does not keep apart which column matters to which token. There a sketch only helps to draw rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ptq4vit_onnx.calibration.objective import Objective
+from ptq4vit_onnx.calibration.objective import CHUNK_ELEMENTS, Objective, Product, Side, Turn
+from ptq4vit_onnx.plan.quantizers import Quantizer
 
-Side = Literal["lhs", "rhs"]
-MOST_HEADS = 1024  # of images or windows that the largest sample of a matmul looks at
-FEW_ENTRIES = 8  # images or windows that are all looked at
-COLUMNS_FOR_A_SUM = 8  # where columns cannot be added up
-FLOOR, SETTLED = 0.1, 10  # of chances to be drawn: the least weight, as part of the mean; and steps until they add up
+RowErrors = Callable[[Tensor], Tensor]  # rows of the left side [n, K] -> the errors of their outputs [n, M]
+FEW_ENTRIES = 8  # so many images or windows are never sampled
+COLUMNS_FOR_A_SUM = 8  # columns drawn in place of one sketched column, where the metric forbids a sketch
+FLOOR = 0.1  # the least weight a row is drawn by, as part of the mean weight
+SETTLED = 10  # iterations after which chances that are cut off at 1 still add up
+# The pilot candidates, as positions in the grid: one that clips, of a weight also one that does not (in a grid with
+# zero points, one of those that clips a little).
+PILOTS: dict[Side, tuple[float, ...]] = {"rhs": (0.84, 0.3), "lhs": (0.3,)}
+# A pilot's errors are seen on all rows in a sketch of PILOT_COLUMNS. On the rows that then seem to matter most, one of
+# PILOT_SHARE but at least LEAST_PILOT_ROWS, they are exact: one column may lose more than all others.
+PILOT_COLUMNS, PILOT_SHARE, LEAST_PILOT_ROWS = 64, 4, 1024
 
 
 @dataclass(frozen=True)
 class Sample:
-    """objective: the small product. mix: makes its fixed side of the larger product's, once that is rounded."""
+    """A small product that stands for a larger one.
 
-    objective: Objective
-    mix: Callable[[Tensor], Tensor]
-    most: int = 1
-
-    def leaves(self, all_candidates: int) -> int:
-        """How many candidates remain; fewer than `most` where there were few from the start."""
-        return min(self.most, 1 + all_candidates // 4)
-
-
-@dataclass(frozen=True)
-class Stages:
-    """What the search of one side looks at: samples, the largest first.
-
-    fixed: the whole other side, in float. nested: each sample is taken from the one before. Of a matmul's right side,
-    all have the sides exchanged.
+    reduce_fixed: turns the larger product's fixed side, once that is quantised, into this one's.
     """
 
-    fixed: Tensor
-    samples: tuple[Sample, ...]
-    nested: bool
-
-    def mixed(self, fixed: Tensor) -> Iterator[Tensor]:
-        """The fixed side of each sample, the whole one being rounded to `fixed`."""
-        for sample in self.samples:
-            mixed = sample.mix(fixed)
-            fixed = mixed if self.nested else fixed
-            yield mixed
+    objective: Objective
+    reduce_fixed: Callable[[Tensor], Tensor]
 
 
-def rows_of(x: Tensor, index: Tensor) -> Tensor:
-    """x [.., n, C] and index [.., m]: the rows [.., m, C]; by whole rows, which is far faster than gather."""
-    if x.dim() == 2:
-        return x.index_select(0, index)
-    starts = torch.arange(0, index.numel() // index.shape[-1] * x.shape[-2], x.shape[-2])
-    flat = (index.reshape(len(starts), -1) + starts[:, None]).flatten()
-    return x.reshape(-1, x.shape[-1]).index_select(0, flat).reshape(*index.shape, x.shape[-1])
+def draw_fixed_rows(objective: Objective, seed: int, count: int) -> Sample:
+    """Rows of the left side next to all of the right side, a weight, which is searched."""
+    part, index = sample_rows(objective, seed, count)
+    return Sample(part, _unchanged if index is None else lambda lhs: rows_of(lhs, index))
 
 
-def mix_of_columns(objective: Objective, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """What the right side [.., K, n] is multiplied with to become a mix of `count` columns, and the same for h; both
-    [.., n, count]. The heaviest columns stand by themselves; the others are added up, a few neighbours each.
+def draw_searched_rows(objective: Objective, seed: int, count: int) -> Sample:
+    """Rows of the left side, which is searched, next to all of the right side, a weight."""
+    return Sample(sample_rows(objective, seed, count)[0], _unchanged)
 
-    What a sum weighs is the mean of its columns' weights, over their part in it.
+
+def draw_rows_and_sketch_columns(objective: Objective, seed: int, rows: int, count: int, share: float = 1.0) -> Sample:
+    """Rows of the left side, which is searched, next to a sketch of `count` columns: for two activations.
+
+    share: the part of the images or windows to look at, where there are more than FEW_ENTRIES.
+    """
+    entries = max(FEW_ENTRIES, round(share * objective.lhs.shape[0]))
+    part, take = sample_entries(objective, seed, entries)
+    part, _ = sample_rows(part, seed, rows)
+    sketch = sketch_columns(part, seed, count)
+    return replace(sketch, reduce_fixed=lambda rhs: sketch.reduce_fixed(take(rhs)))
+
+
+def sketch_columns(objective: Objective, seed: int, count: int) -> Sample:
+    """All of the left side next to a Rademacher sketch of the right side's columns.
+
+    Under the Pearson metric columns are drawn instead: it needs sum d, which random signs do not keep.
+    """
+    if count >= objective.rhs.shape[-1]:
+        return Sample(_contiguous(objective), _unchanged)
+    if objective.metric == "pearson":
+        sample = draw_fixed_rows(_with_all_weights(objective).transposed, seed, COLUMNS_FOR_A_SUM * count)
+        small = _contiguous(_with_all_weights(sample.objective.transposed))
+        return Sample(small, lambda rhs: sample.reduce_fixed(rhs.mT).mT.contiguous())
+    signed, means = sketch_matrices(objective, count, seed)
+    h = objective.h if objective.h_of_columns is None else objective.h_of_columns @ means
+    small = Objective(objective.lhs, objective.rhs @ signed, h, objective.metric, objective.unit)
+    return Sample(small, lambda rhs: rhs @ signed)
+
+
+def sketch_matrices(objective: Objective, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The matrix of signs and weights that makes `count` columns of the right side's [.., K, n]; and the one that makes
+    their h of the columns' h. Both are [.., n, count].
+
+    The heaviest columns stand by themselves. The others are added up, a few neighbours each: the h of a sum is the mean
+    of its columns' h, over their part in the sum.
     """
     columns = objective.rhs.shape[-1]
     size = -(-columns // (count - count // 2))
@@ -97,67 +118,11 @@ def mix_of_columns(objective: Objective, count: int, seed: int) -> tuple[Tensor,
     return signed, means
 
 
-def mixed_columns(objective: Objective, seed: int, count: int) -> Sample:
-    """All of the left side next to a mix of the right side's columns."""
-    if count >= objective.rhs.shape[-1]:
-        return Sample(_contiguous(objective), _as_it_is)
-    if objective.metric == "pearson":  # asks for sum d, which signs do not keep
-        sample = fixed_rows(_with_all_weights(objective).transposed, seed, COLUMNS_FOR_A_SUM * count)
-        small = _contiguous(_with_all_weights(sample.objective.transposed))
-        return Sample(small, lambda rhs: sample.mix(rhs.mT).mT.contiguous())
-    signed, means = mix_of_columns(objective, count, seed)
-    h = objective.h if objective.h_of_columns is None else objective.h_of_columns @ means
-    small = Objective(objective.lhs, objective.rhs @ signed, h, objective.metric, objective.unit)
-    return Sample(small, lambda rhs: rhs @ signed)
-
-
-def fixed_rows(objective: Objective, seed: int, count: int) -> Sample:
-    """All of the right side next to some of the left side's rows: for the search of a weight."""
-    part, index = sample_rows(objective, seed, count)
-    return Sample(part, _as_it_is if index is None else lambda lhs: rows_of(lhs, index))
-
-
-def searched_rows(objective: Objective, seed: int, count: int) -> Sample:
-    """Rows of the left side next to all of the right side: for the search of an activation next to a weight."""
-    return Sample(sample_rows(objective, seed, count)[0], _as_it_is)
-
-
-def rows_and_mixed_columns(objective: Objective, seed: int, rows: int, count: int, share: float = 1.0) -> Sample:
-    """Rows of the left side next to a mix of the right side's columns: for the search of one of two activations.
-
-    share: what part of the images or windows to look at, where there are many.
-    """
-    entries = max(FEW_ENTRIES, round(share * objective.lhs.shape[0]))
-    part, take = sample_entries(objective, seed, entries)
-    part, _ = sample_rows(part, seed, rows)
-    mixed = mixed_columns(part, seed, count)
-    return replace(mixed, mix=lambda rhs: mixed.mix(take(rhs)))
-
-
-def _with_all_weights(objective: Objective) -> Objective:
-    """With h in the output's shape."""
-    if objective.h is None:
-        return objective
-    h = objective.h.expand(*objective.lhs.shape[:-1], objective.rhs.shape[-1])
-    return Objective(objective.lhs, objective.rhs, h, objective.metric, objective.unit)
-
-
-def _contiguous(objective: Objective) -> Objective:
-    """With h in the order of the output, next to which it is read for every candidate."""
-    if objective.h is None or objective.h.is_contiguous():
-        return objective
-    return Objective(objective.lhs, objective.rhs, objective.h.contiguous(), objective.metric, objective.unit)
-
-
-def _as_it_is(fixed: Tensor) -> Tensor:
-    return fixed
-
-
 def sample_rows(objective: Objective, seed: int, count: int) -> tuple[Objective, Tensor | None]:
-    """`count` rows of the left side: of a linear of all its rows, of a matmul of every head of every image or window;
-    and which (None: all).
+    """`count` rows of the left side, and which they are (None: all of them).
 
-    A row's chance goes with its weight; it is weighted up by the inverse, so that sums stay unbiased.
+    Of a product of two activations, `count` rows of every head of every image or window. h carries the
+    Horvitz-Thompson weights.
     """
     rows = objective.lhs.shape[-2]
     if count >= rows:
@@ -170,11 +135,13 @@ def sample_rows(objective: Objective, seed: int, count: int) -> tuple[Objective,
 
 
 def sample_entries(objective: Objective, seed: int, count: int) -> tuple[Objective, Callable[[Tensor], Tensor]]:
-    """A matmul on `count` of its images or windows, for every head those that weigh most for it, drawn like rows; and
-    what takes them of a side."""
+    """A product of two activations on `count` of its images or windows, and the function that takes those of a side.
+
+    Each head draws its own, by what they matter to it; h carries the Horvitz-Thompson weights.
+    """
     entries, heads = objective.lhs.shape[:2]
     if count >= entries:
-        return objective, _as_it_is
+        return objective, _unchanged
     index, factors = draw(objective.row_weights.sum(2).T, count, seed)
     flat = (index * heads + torch.arange(heads)[:, None]).T.flatten()
 
@@ -188,8 +155,12 @@ def sample_entries(objective: Objective, seed: int, count: int) -> tuple[Objecti
 
 
 def draw(weights: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """`count` of the last axis of `weights` [.., n], each with a chance proportional to its weight (1 at most), and
-    the inverse of that chance: [.., count] each. No weight counts for less than a tenth of the mean."""
+    """Systematic sampling: `count` indices of the last axis of `weights` [.., n], and their Horvitz-Thompson weights.
+
+    The chances are laid end to end on a line, and equidistant points with one random offset pick the intervals they
+    fall into. A chance is proportional to the weight plus FLOOR of the mean weight, and 1 at most; the Horvitz-Thompson
+    weight is its inverse. Both results are [.., count].
+    """
     weights = weights.double()
     weights = weights + FLOOR * weights.mean(-1, keepdim=True).clamp(min=1e-300)
     chances = (count * weights / weights.sum(-1, keepdim=True)).clamp(max=1.0)
@@ -206,41 +177,96 @@ def draw(weights: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
     return index, chances.gather(-1, index).reciprocal().to(torch.float32)
 
 
+def weigh_rows_by_pilots(product: Product, turn: Turn, sketch: Sample) -> Objective:
+    """A copy of a linear whose row weights include the losses of the PILOTS of the side that is searched.
+
+    A row may hardly matter by its norm and gradient, and still have a quarter of the loss (one of 6304 of
+    blocks.7.mlp.fc1 of ViT-T). sketch: all rows of the linear next to a sketch of its columns.
+    """
+    grid, whole = turn.grid, product.whole
+    positions = (int(part * (grid.count - 1)) for part in PILOTS[turn.side])
+    pilots = [_pilot(product, turn, grid.pick([position] * grid.groups), sketch) for position in positions]
+    exact_rows = max(LEAST_PILOT_ROWS, len(whole.lhs) // PILOT_SHARE)
+    return weigh_rows_by_errors(whole, sketch.objective, pilots, exact_rows)
+
+
+def _pilot(product: Product, turn: Turn, candidate: Quantizer, sketch: Sample) -> Pilot:
+    """The errors of a candidate by itself: x (Q(w) - w) of a weight w, (Q(x) - x) w of an activation x."""
+    whole = product.whole
+    if turn.side == "rhs":
+        change = product.quantize_rhs(whole.rhs, candidate, turn.other) - whole.rhs
+        return Pilot(partial(torch.matmul, other=change), partial(torch.matmul, other=sketch.reduce_fixed(change)))
+    rhs = product.quantize_fixed(turn, whole.rhs)
+    error = partial(_rounding_errors, quantizer=candidate)
+    return Pilot(partial(error, rhs=rhs), partial(error, rhs=sketch.reduce_fixed(rhs)))
+
+
+def _rounding_errors(rows: Tensor, quantizer: Quantizer, rhs: Tensor) -> Tensor:
+    """The output errors of rows of the left side that are rounded by `quantizer`."""
+    return quantizer.fake_quantize(rows).sub_(rows) @ rhs
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """The output errors that one candidate makes on rows of a linear: exactly, and in a sketch of its columns."""
+
+    exact: RowErrors
+    sketched: RowErrors
+
+
+def weigh_rows_by_errors(
+    objective: Objective, sketch: Objective, pilots: Sequence[Pilot], exact_rows: int
+) -> Objective:
+    """A copy of a linear whose row weights include the loss of each pilot on the row, as a part of its loss on all.
+
+    The losses are seen in `sketch`, the linear with its columns sketched; of the `exact_rows` rows that weigh most so
+    far they are exact.
+    """
+    total = objective.row_weights / objective.row_weights.sum().clamp(min=1e-30)
+    for pilot in pilots:
+        lost = losses_of_rows(sketch, pilot.sketched)
+        heaviest = (total + lost / lost.sum().clamp(min=1e-30)).topk(min(exact_rows, len(total))).indices
+        lost[heaviest] = losses_of_rows(objective, pilot.exact, heaviest)
+        total = total + lost / lost.sum().clamp(min=1e-30)
+    return Objective(objective.lhs, objective.rhs, objective.h, objective.metric, objective.unit, total)
+
+
+def losses_of_rows(objective: Objective, errors: RowErrors, rows: Tensor | None = None) -> Tensor:
+    """sum h d^2 of each of the `rows` (None: all) of a linear; `errors` is asked for a few rows at a time."""
+    rows = torch.arange(len(objective.lhs)) if rows is None else rows
+    parts = torch.split(rows, max(1, CHUNK_ELEMENTS // max(objective.rhs.shape)))
+    return torch.cat([objective.weighed(errors(objective.lhs[part]).square_(), part).sum(-1) for part in parts])
+
+
+def rows_of(x: Tensor, index: Tensor) -> Tensor:
+    """x [.., n, C] and index [.., m]: the rows [.., m, C]. Copying whole rows is far faster than gather."""
+    if x.dim() == 2:
+        return x.index_select(0, index)
+    starts = torch.arange(0, index.numel() // index.shape[-1] * x.shape[-2], x.shape[-2])
+    flat = (index.reshape(len(starts), -1) + starts[:, None]).flatten()
+    return x.reshape(-1, x.shape[-1]).index_select(0, flat).reshape(*index.shape, x.shape[-1])
+
+
 def _column_weights(objective: Objective) -> Tensor:
-    """How much the columns of the right side [.., M] move the loss."""
+    """How much the columns of the right side [.., M] matter for the loss."""
     energy: Tensor = objective.rhs.square().sum(-2)
     return energy if objective.h is None else objective.h.sum(-2) * (energy + energy.mean())
 
 
-# The samples of one search, the largest first: how they are taken, and the most candidates each leaves to the next
-# larger one. Next to a weight all are drawn from all rows, and what the smaller ones said of a candidate still counts;
-# a matmul's are drawn each from the one before. Where every channel of a weight picks its own scale, a sample must be
-# right for each of them, and so is larger; so it is where no gradients make rows differ.
-Steps = tuple[tuple[Callable[..., Sample], tuple[float, ...], int], ...]
-CHANNELS: Steps = ((fixed_rows, (1536,), 1), (fixed_rows, (576,), 6), (fixed_rows, (192,), 14), (fixed_rows, (48,), 15))
-WEIGHT: Steps = ((fixed_rows, (512,), 1), (fixed_rows, (192,), 4), (fixed_rows, (64,), 12), (fixed_rows, (32,), 15))
-INPUT: Steps = ((searched_rows, (512,), 1), (searched_rows, (192,), 4), (searched_rows, (64,), 12))
-EVEN_INPUT: Steps = ((searched_rows, (1024,), 1), (searched_rows, (384,), 4), (searched_rows, (128,), 12))
-MATMUL: Steps = (
-    (rows_and_mixed_columns, (144, 128, 0.75), 1),
-    (rows_and_mixed_columns, (80, 36), 8),
-    (rows_and_mixed_columns, (24, 18, 0.5), 26),
-)
+def _with_all_weights(objective: Objective) -> Objective:
+    """With h in the output's shape."""
+    if objective.h is None:
+        return objective
+    h = objective.h.expand(*objective.lhs.shape[:-1], objective.rhs.shape[-1])
+    return Objective(objective.lhs, objective.rhs, h, objective.metric, objective.unit)
 
 
-def stages_of(objective: Objective, weight: bool, side: Side, seed: int, per_channel: bool = False) -> Stages:
-    """weight: the right side is one, and not an activation. per_channel: each of its columns has a scale."""
-    if weight and side == "lhs":
-        fixed, steps = objective.rhs, EVEN_INPUT if objective.h is None else INPUT
-    elif weight:
-        fixed, steps = objective.lhs, CHANNELS if per_channel or objective.h is None else WEIGHT
-    else:
-        objective, _ = sample_entries(objective, seed, max(2, MOST_HEADS // objective.lhs.shape[1]))
-        objective = objective if side == "lhs" else objective.transposed
-        fixed, steps = objective.rhs, MATMUL
-    samples = []
-    for step, (take, sizes, most) in enumerate(steps):
-        sample = take(objective, seed + step, *sizes)  # other signs and rows each time
-        samples.append(replace(sample, most=most))
-        objective = objective if weight else sample.objective
-    return Stages(fixed, tuple(samples), nested=not weight)
+def _contiguous(objective: Objective) -> Objective:
+    """With h in the memory order of the output, beside which every candidate reads it."""
+    if objective.h is None or objective.h.is_contiguous():
+        return objective
+    return Objective(objective.lhs, objective.rhs, objective.h.contiguous(), objective.metric, objective.unit)
+
+
+def _unchanged(fixed: Tensor) -> Tensor:
+    return fixed

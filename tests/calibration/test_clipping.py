@@ -12,8 +12,8 @@ import torch
 from ptq4vit_onnx.calibration.calibrate import rhs_search_space
 from ptq4vit_onnx.calibration.clipping import WEIGHTS, ClipDamage, corrected
 from ptq4vit_onnx.calibration.grids import UniformGrid
-from ptq4vit_onnx.calibration.objective import Objective, objective_of
-from ptq4vit_onnx.calibration.search import Float, ProductSearch
+from ptq4vit_onnx.calibration.objective import Float, Objective, objective_of
+from ptq4vit_onnx.calibration.search import ProductSearch
 from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.quantizers import Uniform
@@ -72,9 +72,11 @@ def test_a_huge_weight_for_a_few_tokens_is_not_clipped_away(
     make: Callable[..., Options], bits: int, seed: int, alone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if alone == "what clipping does on all rows":
-        monkeypatch.setattr(Objective, "drawn_by_errors", lambda self, mixed, moves, exactly: self)
+        monkeypatch.setattr(
+            "ptq4vit_onnx.calibration.halving.weigh_rows_by_pilots", lambda product, turn, sketch: product.whole
+        )
     else:
-        monkeypatch.setattr("ptq4vit_onnx.calibration.search.corrected", lambda losses, seen, real: losses)
+        monkeypatch.setattr("ptq4vit_onnx.calibration.halving.corrected", lambda losses, seen, real: losses)
     recording, options = massive(seed), make(seed=seed, weight_bits=bits)
     objective = objective_of(recording, "hessian")
     grid, _ = rhs_search_space(recording, options)
@@ -83,7 +85,7 @@ def test_a_huge_weight_for_a_few_tokens_is_not_clipped_away(
     for search in ("fast", "exhaustive"):
         product = ProductSearch(objective, replace(options, search=search), weight=True)
         found = product.search("rhs", grid, form)
-        losses.append(float(product.loss(objective, form, found, 1, -1)))
+        losses.append(float(product.product.loss(form, found)))
     assert losses[0] <= 1.1 * losses[1]
 
 

@@ -8,16 +8,17 @@ from torch import Tensor
 
 from ptq4vit_onnx.calibration.objective import Objective
 from ptq4vit_onnx.calibration.sampling import (
-    MOST_HEADS,
+    Pilot,
     draw,
-    fixed_rows,
-    mix_of_columns,
-    mixed_columns,
-    rows_and_mixed_columns,
+    draw_fixed_rows,
+    draw_rows_and_sketch_columns,
+    losses_of_rows,
     rows_of,
     sample_entries,
     sample_rows,
-    stages_of,
+    sketch_columns,
+    sketch_matrices,
+    weigh_rows_by_errors,
 )
 from ptq4vit_onnx.plan.quantizers import Uniform
 
@@ -54,50 +55,50 @@ def test_rows_of_each_head_are_its_own() -> None:
     torch.testing.assert_close(rows_of(x, index), x.take_along_dim(index[..., None], -2))
 
 
-def test_a_mix_by_hand() -> None:
+def test_a_sketch_by_hand() -> None:
     h = torch.tensor([[4.0, 100.0, 1.0, 9.0]])
     objective = Objective(torch.ones(1, 1), torch.ones(1, 4), h, "hessian")
-    signed, means = mix_of_columns(objective, 3, seed=0)
+    signed, means = sketch_matrices(objective, 3, seed=0)
     # the second column stands by itself; the others are added up in twos, each by the root of what it weighs
     assert signed.abs().tolist() == [[0, 2, 0], [1, 0, 0], [0, 0, 1], [0, 0, 3]]
     torch.testing.assert_close(h @ means, torch.tensor([[100.0, 1.0, 1.0]]))
 
 
-def test_a_mix_keeps_the_heaviest_columns_of_each_head_and_adds_up_all_others() -> None:
+def test_a_sketch_keeps_the_heaviest_columns_of_each_head_and_adds_up_all_others() -> None:
     objective = wide(100, heads=(2, 3))
     assert objective.h is not None
     objective.h[1, 2, :, 41] = 1e4
-    signed, _ = mix_of_columns(objective, 20, seed=0)
-    mixed = objective.rhs @ signed
-    assert mixed.shape == (2, 3, 24, 20)
-    torch.testing.assert_close(mixed[1, 2, :, 0], objective.rhs[1, 2, :, 41])
-    assert bool(((signed != 0).sum(-1) == 1).all())  # every column is in the mix once
+    signed, _ = sketch_matrices(objective, 20, seed=0)
+    sketched = objective.rhs @ signed
+    assert sketched.shape == (2, 3, 24, 20)
+    torch.testing.assert_close(sketched[1, 2, :, 0], objective.rhs[1, 2, :, 41])
+    assert bool(((signed != 0).sum(-1) == 1).all())  # every column is in the sketch once
     assert bool(((signed[..., :10] != 0).sum(-2) == 1).all())  # alone
     assert bool(((signed[..., 10:] != 0).sum(-2) > 3).all())  # or with others
 
 
-def test_a_mix_has_the_loss_of_the_whole_on_average() -> None:
+def test_a_sketch_has_the_loss_of_the_whole_on_average() -> None:
     objective = wide()
     whole = loss_of_lhs(objective, objective.rhs)
-    samples = [mixed_columns(objective, seed, 64) for seed in range(40)]
-    losses = [loss_of_lhs(sample.objective, sample.mix(objective.rhs)) for sample in samples]
+    samples = [sketch_columns(objective, seed, 64) for seed in range(40)]
+    losses = [loss_of_lhs(sample.objective, sample.reduce_fixed(objective.rhs)) for sample in samples]
     assert sum(losses) / len(losses) == pytest.approx(whole, rel=0.05)
     assert max(abs(loss / whole - 1) for loss in losses) < 0.5
 
 
-def test_a_rounded_fixed_side_is_mixed_like_the_float_one() -> None:
+def test_a_rounded_fixed_side_is_sketched_like_the_float_one() -> None:
     objective = wide()
-    sample = mixed_columns(objective, 0, 64)
-    torch.testing.assert_close(sample.mix(objective.rhs), sample.objective.rhs)
-    torch.testing.assert_close(sample.mix(objective.out), sample.objective.out, rtol=1e-3, atol=1e-4)
+    sample = sketch_columns(objective, 0, 64)
+    torch.testing.assert_close(sample.reduce_fixed(objective.rhs), sample.objective.rhs)
+    torch.testing.assert_close(sample.reduce_fixed(objective.out), sample.objective.out, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("metric", ["hessian", "mse", "cosine", "pearson"])
-def test_rows_and_mixed_columns_have_the_loss_of_the_whole(metric: str) -> None:
+def test_rows_and_sketched_columns_have_the_loss_of_the_whole(metric: str) -> None:
     objective = product(rows=60, heads=3, batch=16, metric=metric)
-    sample = rows_and_mixed_columns(objective, 0, 30, 8)
+    sample = draw_rows_and_sketch_columns(objective, 0, 30, 8)
     assert sample.objective.lhs.shape == (16, 3, 30, 24)
-    part = loss_of_lhs(sample.objective, sample.mix(objective.rhs))
+    part = loss_of_lhs(sample.objective, sample.reduce_fixed(objective.rhs))
     assert part == pytest.approx(loss_of_lhs(objective, objective.rhs), rel=0.15)
 
 
@@ -110,48 +111,49 @@ def test_sampled_rows_stay_close_to_the_whole_loss(metric: str) -> None:
     assert loss_of_lhs(part, part.rhs) == pytest.approx(loss_of_lhs(objective, objective.rhs), rel=0.1)
 
 
-def test_rows_are_drawn_by_what_they_lose_if_the_output_moves() -> None:
+def test_row_weights_include_what_a_pilot_loses_on_them() -> None:
     objective = product(rows=600)
     assert objective.h is not None
     change = round_off(objective.rhs) - objective.rhs
     objective.lhs[17] = 100 * change[:, 0] / change[:, 0].norm()  # errs most, in a column of little weight
     objective.h[17] = 0.001 * objective.h[17]
-    drawn = objective.drawn_by_errors(objective, [(lambda x: x @ change, lambda x: x @ change)], exactly=0)
+    pilot = Pilot(lambda x: x @ change, lambda x: x @ change)
+    weighed = weigh_rows_by_errors(objective, objective, [pilot], exact_rows=0)
     lost = (objective.h * (objective.lhs @ change).square()).sum(-1)
     expected = objective.row_weights / objective.row_weights.sum() + lost / lost.sum()
-    torch.testing.assert_close(drawn.row_weights, expected)
-    torch.testing.assert_close(drawn.lhs, objective.lhs)
+    torch.testing.assert_close(weighed.row_weights, expected)
+    torch.testing.assert_close(weighed.lhs, objective.lhs)
 
 
 def test_rows_that_seem_to_lose_much_are_looked_at_exactly() -> None:
     objective, asked = product(rows=600), []
 
-    def move(x: Tensor) -> Tensor:
+    def exact_errors(x: Tensor) -> Tensor:
         asked.append(len(x))
         return 2 * x[:, :16]
 
-    drawn = objective.drawn_by_errors(objective, [(move, lambda x: x[:, :16])], exactly=200)
-    seen = objective.losses_of_rows(lambda x: x[:, :16])
+    weighed = weigh_rows_by_errors(objective, objective, [Pilot(exact_errors, lambda x: x[:, :16])], exact_rows=200)
+    seen = losses_of_rows(objective, lambda x: x[:, :16])
     exact = 4 * seen
     start = objective.row_weights / objective.row_weights.sum()
     assert sum(asked) == 200
     lost = torch.where((start + seen / seen.sum()).argsort(descending=True).argsort() < 200, exact, seen)
-    torch.testing.assert_close(drawn.row_weights, start + lost / lost.sum())
+    torch.testing.assert_close(weighed.row_weights, start + lost / lost.sum())
 
 
-def test_a_mix_of_columns_shows_which_rows_lose_much() -> None:
+def test_a_sketch_shows_which_rows_lose_much() -> None:
     objective = wide()
     change = round_off(objective.rhs) - objective.rhs
     objective.lhs[3] = 40 * change[:, 500] / change[:, 500].norm()  # errs most in one of 600 columns
-    mixed = mixed_columns(objective, 0, 64)
-    seen = mixed.objective.losses_of_rows(lambda x: x @ mixed.mix(change))
+    sketch = sketch_columns(objective, 0, 64)
+    seen = losses_of_rows(sketch.objective, lambda x: x @ sketch.reduce_fixed(change))
     assert int(seen.argmax()) == 3
 
 
 def test_the_rows_a_weight_is_searched_on_are_taken_from_the_rounded_side_too() -> None:
     objective = product(rows=600)
-    sample = fixed_rows(objective, 0, 64)
-    torch.testing.assert_close(sample.mix(round_off(objective.lhs)), round_off(sample.objective.lhs))
+    sample = draw_fixed_rows(objective, 0, 64)
+    torch.testing.assert_close(sample.reduce_fixed(round_off(objective.lhs)), round_off(sample.objective.lhs))
 
 
 def test_sampled_rows_of_a_matmul_are_of_every_image_and_head_the_heaviest_among_them() -> None:
@@ -202,34 +204,7 @@ def test_an_image_with_huge_values_in_one_head_is_looked_at_there(metric: str) -
     assert 17 in index[:, 1]
 
 
-def test_windows_are_limited_whatever_their_heads() -> None:
-    stages = stages_of(product(rows=4, heads=4, batch=MOST_HEADS), False, "lhs", seed=0)
-    assert stages.fixed.shape[:2] == (MOST_HEADS // 4, 4)
-
-
-@pytest.mark.parametrize(("weight", "side"), [(True, "lhs"), (True, "rhs"), (False, "lhs"), (False, "rhs")])
-def test_stages_shrink_and_their_fixed_sides_fit(weight: bool, side: str) -> None:
-    objective = product(rows=5000) if weight else product(rows=200, heads=2)
-    stages = stages_of(objective, weight, side, seed=0)  # type: ignore[arg-type]
-    sizes = []
-    for sample, fixed in zip(stages.samples, stages.mixed(stages.fixed), strict=True):
-        expected = sample.objective.lhs if weight and side == "rhs" else sample.objective.rhs
-        torch.testing.assert_close(fixed, expected)
-        sizes.append(sample.objective.size)
-    assert sizes == sorted(sizes, reverse=True) and sizes[-1] < sizes[0]
-
-
-def test_of_few_candidates_fewer_are_left() -> None:
-    small = stages_of(product(rows=200, heads=2), False, "lhs", seed=0).samples[-1]
-    assert small.leaves(100) == 26 and small.leaves(11) == 3 and small.leaves(1) == 1
-
-
 def test_a_product_smaller_than_a_sample_is_taken_whole() -> None:
     objective = product(rows=30)
     assert sample_rows(objective, 0, 30) == (objective, None)
-    assert mixed_columns(objective, 0, 64).objective is objective
-
-
-def test_one_image_is_enough() -> None:
-    objective = product(rows=200, heads=2, batch=1)
-    assert [sample.objective.lhs.shape[0] for sample in stages_of(objective, False, "lhs", seed=0).samples] == [1, 1, 1]
+    assert sketch_columns(objective, 0, 64).objective is objective
