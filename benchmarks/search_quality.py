@@ -24,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import real_data
-from ptq4vit_onnx.calibration.calibrate import calibrate, lhs_grids, likeliest, rhs_search_space, search_site
+from ptq4vit_onnx.calibration.calibrate import calibrate, lhs_grids, preselect_channels, rhs_search_space, search_site
 from ptq4vit_onnx.calibration.channel_scales import channel_choices, with_channels
 from ptq4vit_onnx.calibration.grids import Grid
 from ptq4vit_onnx.calibration.objective import Float, Side, objective_of
@@ -68,7 +68,7 @@ def choice_ratio(recording: Recording, options: Options) -> float | None:
     losses = {
         choice: search_site(with_channels(recording, choice), options).losses[options.metric] for choice in choices
     }
-    kept = min(losses[choice] for choice in likeliest(recording, choices, options))
+    kept = min(losses[choice] for choice in preselect_channels(recording, choices, options))
     return kept / max(min(losses.values()), 1e-300)
 
 

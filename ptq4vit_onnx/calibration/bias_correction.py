@@ -1,4 +1,4 @@
-"""The mean error of each output, taken off its bias where that helps."""
+"""Bias correction: the mean error of each output is subtracted from its bias, where that lowers the loss."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ TINY = 1e-30
 
 
 def bias_correction(recording: Recording, plan: SitePlan, metric: Metric) -> tuple[float, ...]:
-    """Minus the mean error of each output of a linear or conv on the calibration images, where that helps.
+    """Minus the mean error of each output of a linear or conv on the calibration images; 0 where it is left alone.
 
-    The mean is of all tokens alike: gradients would make it one of a few tokens, and such do not carry over. But where
-    weighing the errors by them says that the loss rises, an output is left alone: the largest errors may be those of
-    tokens that nobody reads (GELU far below zero; in ViT-T a mean of 1.2 that would cost 43 times the layer's loss).
-    So is one whose mean is below its standard error, as of a head that saw a few images.
-    Sums are added up in float64, a part of the rows at a time.
+    The mean weighs all tokens alike. Weighed by the Fisher diagonal it would be a mean over a few tokens, which does
+    not carry over to other images. An output is left alone in two cases:
+
+    * The loss, whose errors are weighed by the Fisher diagonal, would rise. The largest errors may be those of tokens
+      that nobody reads (GELU far below zero; in ViT-T a mean of 1.2 that would cost 43 times the layer's loss).
+    * The mean is below its standard error, as in a head that saw a few images.
+
+    Sums are in float64, over a part of the rows at a time.
     """
     count = len(recording.lhs)
     total, squares, h_error, h_total = torch.zeros(4, recording.rhs.shape[1], dtype=torch.float64)
@@ -35,6 +38,6 @@ def bias_correction(recording: Recording, plan: SitePlan, metric: Metric) -> tup
         h_error += (h * error).sum(0)
         h_total += h.sum(0, dtype=torch.float64)
     mean = total / count
-    known = mean.square() * count * (count - 1) > squares - total * mean
+    significant = mean.square() * count * (count - 1) > squares - total * mean  # above its standard error
     rises = mean.square() * h_total > 2 * mean * h_error
-    return tuple(torch.where(known & ~rises, -mean, 0.0).to(torch.float32).tolist())
+    return tuple(torch.where(significant & ~rises, -mean, 0.0).to(torch.float32).tolist())

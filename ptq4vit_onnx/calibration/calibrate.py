@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ptq4vit_onnx.calibration.bias_correction import bias_correction
-from ptq4vit_onnx.calibration.channel_scales import channel_choices, thinned, with_channels
+from ptq4vit_onnx.calibration.channel_scales import channel_choices, sample_recording, with_channels
 from ptq4vit_onnx.calibration.grids import (
     Grid,
     channel_grid,
@@ -30,7 +30,8 @@ HEADS_AXIS, COLUMNS_AXIS = -3, -1
 # A channel is an outlier if its largest value exceeds this many times the 99 % quantile of all channels' largest.
 OUTLIER_RATIO = 4.0
 MINIMUM_CHANNELS = 32  # below this a 99 % quantile says nothing
-# What choices of channels are judged by before the best are searched: rows, candidates, and how near the best is near.
+# A preview of each choice of channel scales: on so many rows, with so many candidates. Choices are searched in full if
+# their loss is within a factor of PREVIEW_NEAR of the smallest.
 PREVIEW_ROWS, PREVIEW_CANDIDATES, PREVIEW_NEAR = 192, 12, 1.15
 
 
@@ -51,10 +52,13 @@ def calibrate(
 
 
 def plan_site(recording: Recording, options: Options) -> SitePlan:
-    """Search both sides of one product; behind a LayerNorm also how its channels are best moved and scaled, in a patch
-    embedding also whether its weights' errors are better handed on."""
+    """The best quantizers of one site.
+
+    Behind a LayerNorm the shifts and scales of the input channels are chosen, too; in a patch embedding, whether error
+    diffusion of the weights lowers the loss.
+    """
     require_finite(recording)
-    choices = likeliest(recording, [None, *channel_choices(recording, options)], options)
+    choices = preselect_channels(recording, [None, *channel_choices(recording, options)], options)
     plans = [replace(search_site(with_channels(recording, choice), options), channels=choice) for choice in choices]
     if recording.site.kind == "conv" and options.rounding == "diffused":  # a kernel of 1 x 1 has no pixels side by side
         plans.append(search_site(recording, replace(options, rounding="nearest")))
@@ -64,21 +68,24 @@ def plan_site(recording: Recording, options: Options) -> SitePlan:
     return replace(best, bias_correction=bias_correction(with_channels(recording, best.channels), best, options.metric))
 
 
-def likeliest(recording: Recording, choices: list[Channels | None], options: Options) -> list[Channels | None]:
-    """The choices that are worth a whole search: the best on a few rows with a few candidates, and those near it."""
+def preselect_channels(recording: Recording, choices: list[Channels | None], options: Options) -> list[Channels | None]:
+    """The choices that are worth a whole search: the best in a preview on few rows with few candidates, and those near.
+
+    The preview has the Hessian metric; for other metrics with gradients of one, so that all outputs weigh alike.
+    """
     if len(choices) == 1 or options.search == "exhaustive":
         return choices
-    if options.metric != "hessian":  # all outputs weigh alike: gradients of one, so that rows can be weighed
+    if options.metric != "hessian":
         recording = replace(recording, grad=torch.ones_like(recording.grad))
-    thin = thinned(recording, PREVIEW_ROWS, options.seed)
+    sample = sample_recording(recording, PREVIEW_ROWS, options.seed)
     few = replace(options, metric="hessian", candidates=min(PREVIEW_CANDIDATES, options.candidates))
-    losses = [search_site(with_channels(thin, choice), few).losses["hessian"] for choice in choices]
-    # the other way round, what is not a number would be left out, too
-    return [choice for choice, loss in zip(choices, losses, strict=True) if not loss > PREVIEW_NEAR * min(losses)]
+    losses = [search_site(with_channels(sample, choice), few).losses["hessian"] for choice in choices]
+    near = PREVIEW_NEAR * min(losses)
+    return [choice for choice, loss in zip(choices, losses, strict=True) if not loss > near]  # `not >` keeps NaN losses
 
 
 def search_site(recording: Recording, options: Options) -> SitePlan:
-    """The best quantizers of one product as it is."""
+    """The best quantizers of one product whose channels are scaled already."""
     main, outliers, lost = split_outliers(recording, options)
     site = main.site
     search = ProductSearch(objective_of(main, options.metric), options, site.rhs_is_weight)

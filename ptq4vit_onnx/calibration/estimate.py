@@ -1,15 +1,17 @@
-"""Ranking all candidates of the left side with a handful of products instead of one product each.
+"""Estimates the losses of all candidates of the left side with a handful of products instead of one product each.
 
-With the right side fixed and quantised (B), e = Q(x) - x on the left side and E0 = x B - x rhs the error that is
-there already, the output moves by d = e B + E0. So, for weights h on the output:
+Let B be the quantised right side, which is fixed, e = Q(x) - x the rounding error of the left side, and
+E0 = x B - x rhs the error of the output at e = 0. The output's error is d = e B + E0. With weights h on the output:
 
     sum h d^2  =  sum h (e B)^2  +  2 sum e * ((h * E0) B^T)  +  sum h E0^2
-                  ~ sum e^2 * (h (B^2)^T)                        constant
-                  (its diagonal)    exact, linear in e
+                  quadratic         linear in e, exact           constant
 
-and <d, o>, sum d are exact and linear in e as well. The tensors e is multiplied with cost one product each, once; after
-that a candidate costs no product. Activations are binned first: Q is constant almost everywhere within a narrow bin, so
-the bins' moments give the sums, and a candidate costs the bins alone.
+The quadratic term is e G e^T for each row, where G = B diag(h) B^T is the Gauss-Newton matrix. The estimate takes only
+its diagonal: sum e^2 * (h (B^2)^T). So it ignores that errors of different inputs are correlated. <d, o> and sum d, for
+the other metrics, are linear in e and exact.
+
+The tensors that e and e^2 are multiplied with cost one product each, once. After that a candidate costs no product:
+activations are binned, Q is constant almost everywhere within a narrow bin, and so the bins' moments give the sums.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ BINS_PER_HEAD = 1 << 12
 
 @dataclass(frozen=True)
 class Terms:
-    """What multiplies e^2 (quad) and e: for the cross term, and where the metric needs them for <d, o> and sum d.
+    """The tensors that e^2 (quad) and e (cross, dot, total) are multiplied with, shaped as the searched side.
 
-    All have the shape of the side searched; None is zero, or not needed. offsets: the sums' values at e = 0, per group.
+    cross: for the linear term. dot: for <d, o>. total: for sum d. None: zero, or not needed by the metric.
+    offsets: the sums at e = 0, per group.
     """
 
     quad: Tensor
@@ -47,12 +50,12 @@ class Terms:
 
 
 def lhs_terms(objective: Objective, rhs: Tensor | None, groups: int, axis: int) -> Terms:
-    """The terms for searching the left side with the right side quantised to `rhs`; None: left in float."""
-    error = None if rhs is None else objective.lhs @ rhs - objective.out  # E0; float: the output is right but for e
+    """The terms for searching the left side with the right side quantised to `rhs`; None: the right side is float."""
+    error = None if rhs is None else objective.lhs @ rhs - objective.out  # E0, which is zero next to a float side
     other = objective.rhs if rhs is None else rhs
 
     def pull(output: Tensor, factor: Tensor) -> Tensor:
-        """An output-shaped weight, carried back to the side that is searched."""
+        """A tensor in the output's shape, multiplied back into the shape of the searched side."""
         return output @ factor.mT
 
     def total(x: Tensor) -> Tensor:
@@ -92,16 +95,19 @@ def rank(objective: Objective, x: Tensor, grid: Grid, terms: Terms) -> Tensor:
 
 
 def _sums_binned(x: Tensor, grid: Grid, terms: Terms) -> list[Tensor]:
-    """sum e^2 quad and each sum e linear for every candidate, each [count, groups]; groups: heads (axis -3), or one."""
+    """sum e^2 * quad, and sum e * term for each linear term, of every candidate: [count, groups] each.
+
+    The groups are heads (axis -3), or there is one.
+    """
     parts = [_by_group(tensor, grid.groups, grid.axis) for tensor in (x, terms.quad, *terms.linear)]
     columns = [_sums_of_group(grid, group, *(part[group] for part in parts)) for group in range(grid.groups)]
     return [torch.stack(tables, dim=1) for tables in zip(*columns, strict=True)]
 
 
 def _sums_of_group(grid: Grid, group: int, x: Tensor, quad: Tensor, *linear: Tensor) -> list[Tensor]:
-    """For one group's values x and their weights: sum e^2 quad and each sum e linear, [count] each.
+    """sum e^2 * quad and sum e * term for each linear term, over one group's values x: [count] each.
 
-    Moments are taken around the bins' centres, so that nothing cancels.
+    Moments are taken around the bins' centres, which avoids numerical cancellation.
     """
     count = BINS if grid.groups == 1 else BINS_PER_HEAD
     low, high = x.min(), x.max()

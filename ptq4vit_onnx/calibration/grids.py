@@ -21,7 +21,7 @@ _TINY = 1e-12  # an all-zero tensor still needs a positive scale
 
 @dataclass(frozen=True)
 class UniformGrid:
-    """scales: float32 [count, groups]. form: Uniform, or Diffused for the weight of a patch embedding."""
+    """scales: float32 [count, groups]. form: Uniform, or Diffused (error diffusion) for a patch embedding's weight."""
 
     bits: int
     axis: int
@@ -47,7 +47,7 @@ class UniformGrid:
 
 @dataclass(frozen=True)
 class ListGrid:
-    """Candidates that hold for the whole tensor."""
+    """Candidates that quantise the whole tensor."""
 
     quantizers: tuple[Quantizer, ...]
     groups: int = 1
@@ -64,7 +64,7 @@ class ListGrid:
         return self.quantizers[candidate]
 
     def and_also(self, other: UniformGrid) -> ListGrid:
-        """With the candidates of another form, of one group, behind these: one search for both."""
+        """A grid of these candidates and those of another form with one group, so that one search compares both."""
         return ListGrid((*self.quantizers, *(other.single(index, 0) for index in range(other.count))))
 
 
@@ -87,10 +87,10 @@ def uniform_grid(x: Tensor, bits: int, groups: int, axis: int, options: Options)
 
 
 def channel_grid(weight: Tensor, bits: int, options: Options) -> UniformGrid:
-    """Per-channel candidates for a weight [inputs, outputs], reaching up to where no pair of it exceeds 2^(k-1).
+    """Candidates with a scale per output for a weight [inputs, outputs], up to where no pair of codes exceeds 2^(k-1).
 
-    Within a channel large weights stand side by side far more often than within a whole tensor, and what pair-safety
-    takes off them (see weight_codes) costs more than a coarser scale does; so the coarser scales must be on offer.
+    Measured in its column's scale, a pair of neighbouring weights is large far more often than in the whole tensor's.
+    Pair-safety (see weight_codes) then takes off more than a coarser scale loses, so coarser scales are candidates too.
     """
     even = weight.shape[0] // 2 * 2
     pairs = weight[0:even:2] + weight[1:even:2]

@@ -14,9 +14,9 @@ from ptq4vit_onnx.calibration.calibrate import (
     PREVIEW_ROWS,
     calibrate,
     lhs_grids,
-    likeliest,
     outlier_channels,
     plan_site,
+    preselect_channels,
     search_site,
 )
 from ptq4vit_onnx.calibration.channel_scales import channel_choices, with_channels
@@ -141,10 +141,10 @@ def test_only_choices_that_look_best_on_a_few_rows_are_searched() -> None:
     item, options = uneven(rows=2000), Options(weights="per-tensor", **QUICK)
     choices = [None, *channel_choices(item, options)]
     losses = [search_site(with_channels(item, choice), options).losses["hessian"] for choice in choices]
-    kept = likeliest(item, choices, options)
+    kept = preselect_channels(item, choices, options)
     assert choices[losses.index(min(losses))] in kept
     assert None not in kept and losses[0] > 4 * min(losses)
-    assert likeliest(item, choices, replace(options, search="exhaustive")) == choices
+    assert preselect_channels(item, choices, replace(options, search="exhaustive")) == choices
 
 
 @pytest.mark.parametrize(
@@ -162,10 +162,10 @@ def test_choices_near_the_best_are_kept(losses: list[float], kept: list[int], mo
     whole = plan_site(item, replace(options, channels="none", **QUICK))
     choices = channel_choices(item, options)
     monkeypatch.setattr("ptq4vit_onnx.calibration.calibrate.search_site", preview)
-    assert likeliest(item, list(choices), options) == [choices[index] for index in kept]
+    assert preselect_channels(item, list(choices), options) == [choices[index] for index in kept]
     assert seen == [(PREVIEW_ROWS, PREVIEW_CANDIDATES)] * 3
     seen.clear()
-    likeliest(item, list(choices), replace(options, candidates=2))
+    preselect_channels(item, list(choices), replace(options, candidates=2))
     assert seen == [(PREVIEW_ROWS, 2)] * 3
 
 

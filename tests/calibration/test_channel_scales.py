@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ptq4vit_onnx.calibration.calibrate import plan_site
-from ptq4vit_onnx.calibration.channel_scales import IN_STEP, channel_choices, thinned, with_channels
+from ptq4vit_onnx.calibration.channel_scales import CORRELATION, channel_choices, sample_recording, with_channels
 from ptq4vit_onnx.network.planned_product import quantized_product
 from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.plan.options import Options
@@ -17,8 +17,8 @@ from tests.calibration.recordings import QUICK, recording, uneven
 
 
 def error_of(item: Recording, plan: Any) -> float:
-    moved = with_channels(item, plan.channels)
-    return float((quantized_product(moved.lhs, moved.rhs, plan) - moved.lhs @ moved.rhs).square().mean())
+    scaled = with_channels(item, plan.channels)
+    return float((quantized_product(scaled.lhs, scaled.rhs, plan) - scaled.lhs @ scaled.rhs).square().mean())
 
 
 @pytest.mark.parametrize("weights", ["per-channel", "per-tensor"])
@@ -29,31 +29,31 @@ def test_uneven_channels_behind_a_norm_are_brought_together_and_the_error_falls(
     left_alone = plan_site(item, Options(weights=weights, metric=metric, channels="none", **QUICK))
     assert plan.channels is not None and left_alone.channels is None
     assert error_of(item, plan) < error_of(item, left_alone) / 4
-    spread = with_channels(item, plan.channels).lhs.abs().amax(0)
-    # ranges were 64 times apart; next to one scale per weight, the root of that may be the better half of the way
-    assert spread.max() < (4 if weights == "per-channel" else 12) * spread.min()
+    reach = with_channels(item, plan.channels).lhs.abs().amax(0)
+    # ranges were 64 times apart; with one scale per weight, the roots of the scales may be the better choice
+    assert reach.max() < (4 if weights == "per-channel" else 12) * reach.min()
 
 
-def test_moved_channels_multiply_to_the_same_but_for_a_constant() -> None:
+def test_shifted_and_scaled_channels_multiply_to_the_same_but_for_a_constant() -> None:
     item = uneven()
     (channels,) = channel_choices(item, Options())
-    moved = with_channels(item, channels)
+    scaled = with_channels(item, channels)
     constant = torch.tensor(channels.shift) @ item.rhs
-    torch.testing.assert_close(moved.lhs @ moved.rhs + constant, item.lhs @ item.rhs, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(scaled.lhs @ scaled.rhs + constant, item.lhs @ item.rhs, rtol=1e-4, atol=1e-3)
 
 
-def test_without_a_bias_channels_are_scaled_but_not_moved() -> None:
+def test_without_a_bias_channels_are_scaled_but_not_shifted() -> None:
     (channels,) = channel_choices(uneven(has_bias=False), Options())
     assert set(channels.shift) == {0.0} and max(channels.scale) > 4 * min(channels.scale)
 
 
-def test_a_channel_that_never_moves_and_one_that_nobody_reads_stay_finite() -> None:
+def test_a_constant_channel_and_one_that_nobody_reads_stay_finite() -> None:
     item = uneven()
     item.lhs[:, 3] = 2.0
     item.rhs[5] = 0.0
     (channels,) = channel_choices(item, Options())
-    moved = with_channels(item, channels)
-    assert moved.lhs.isfinite().all() and moved.rhs.isfinite().all()
+    scaled = with_channels(item, channels)
+    assert scaled.lhs.isfinite().all() and scaled.rhs.isfinite().all()
     assert max(channels.scale) < 1e3 * min(channels.scale)
 
 
@@ -93,12 +93,12 @@ def test_no_scales_nearby_or_far_are_expected_to_lose_less(weights: Any) -> None
         columns = scaled.amax(0) if weights == "per-channel" else scaled.reshape(32, 3, 8).amax((0, 2))
         steps = columns.repeat_interleave(24 // len(columns)) / 2**4
         inputs = (reach / scale).max() / 2**8 * scale[:, None] * item.rhs
-        return float((h.sum(0) * inputs.square()).sum() + IN_STEP * ((lhs / scale).square().T @ h * steps**2).sum())
+        return float((h.sum(0) * inputs.square()).sum() + CORRELATION * ((lhs / scale).square().T @ h * steps**2).sum())
 
     found = torch.tensor(channels.scale)
     assert found.log().mean().abs() < 1e-4
     generator = torch.Generator().manual_seed(0)
-    others = [found * (spread * torch.randn(32, generator=generator)).exp() for spread in (0.05, 0.2, 0.5, 1) * 20]
+    others = [found * (noise * torch.randn(32, generator=generator)).exp() for noise in (0.05, 0.2, 0.5, 1) * 20]
     assert loss(found) < 1.1 * min(map(loss, (*others, torch.ones(32), reach, reach.sqrt())))
 
 
@@ -110,29 +110,29 @@ def test_next_to_one_scale_per_weight_less_of_the_scales_and_centres_alone_are_o
     assert len(channel_choices(uneven(has_bias=False), Options(weights="per-tensor"))) == 2  # no centres to take off
 
 
-def test_a_thinned_recording_stands_for_the_whole_one() -> None:
+def test_a_sample_of_a_recording_stands_for_the_whole_one() -> None:
     item = recording(rows=4000)
     item.grad.mul_(torch.logspace(-2, 0, 4000)[:, None])
-    thin, scaled = thinned(item, 500, seed=0), item.grad / item.grad.abs().max()
-    assert len(thin.lhs) == len(thin.grad) == 500
-    weighed = (thin.lhs.square().sum(1) * thin.grad.square().sum(1)).sum()
+    sample, scaled = sample_recording(item, 500, seed=0), item.grad / item.grad.abs().max()
+    assert len(sample.lhs) == len(sample.grad) == 500
+    weighed = (sample.lhs.square().sum(1) * sample.grad.square().sum(1)).sum()
     assert float(weighed / (item.lhs.square().sum(1) * scaled.square().sum(1)).sum()) == pytest.approx(1, rel=0.05)
-    assert thin.grad.abs().mean() > 2 * scaled.abs().mean()  # rows that weigh much are drawn
-    assert torch.equal(thinned(item, 4000, seed=0).lhs, item.lhs)
-    assert not torch.equal(thinned(item, 500, seed=1).lhs, thin.lhs)
+    assert sample.grad.abs().mean() > 2 * scaled.abs().mean()  # rows that weigh much are drawn
+    assert torch.equal(sample_recording(item, 4000, seed=0).lhs, item.lhs)
+    assert not torch.equal(sample_recording(item, 500, seed=1).lhs, sample.lhs)
 
 
-def test_a_row_of_huge_values_is_among_the_thinned() -> None:
+def test_a_row_of_huge_values_is_in_every_sample_of_a_recording() -> None:
     item = recording(rows=4000)
     item.lhs[1234] *= 100
-    assert all(item.lhs[1234].tolist() in thinned(item, 200, seed).lhs.tolist() for seed in range(5))
+    assert all(item.lhs[1234].tolist() in sample_recording(item, 200, seed).lhs.tolist() for seed in range(5))
 
 
 @pytest.mark.parametrize("scale", [1e-30, 5e37])
-def test_which_rows_are_thinned_does_not_depend_on_the_gradients_unit(scale: float) -> None:
+def test_which_rows_are_sampled_does_not_depend_on_the_gradients_unit(scale: float) -> None:
     item = recording(rows=4000)
-    other = thinned(replace(item, grad=item.grad * scale), 300, seed=0)
-    assert torch.equal(other.lhs, thinned(item, 300, seed=0).lhs) and other.grad.isfinite().all()
+    other = sample_recording(replace(item, grad=item.grad * scale), 300, seed=0)
+    assert torch.equal(other.lhs, sample_recording(item, 300, seed=0).lhs) and other.grad.isfinite().all()
 
 
 def test_gradients_near_the_end_of_float32_are_no_error() -> None:
@@ -145,8 +145,8 @@ def test_the_fewer_bits_a_weight_has_the_less_its_rows_are_scaled() -> None:
     item = uneven()
     item.rhs.copy_(recording(inputs=32).rhs)  # rows alike: what evens out the inputs makes the weight uneven
     fine, coarse = (channel_choices(item, Options(weight_bits=k, activation_bits=11 - k))[0].scale for k in (8, 3))
-    spread = [float(torch.tensor(scale).log().std()) for scale in (fine, coarse)]
-    assert spread[1] < 0.9 * spread[0]
+    deviations = [float(torch.tensor(scale).log().std()) for scale in (fine, coarse)]
+    assert deviations[1] < 0.9 * deviations[0]
 
 
 def test_channels_are_left_alone_where_nothing_can_be_folded_or_too_few_rows_count() -> None:

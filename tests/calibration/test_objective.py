@@ -58,11 +58,11 @@ def test_a_large_left_side_is_not_copied_by_every_thread(
 def test_cosine_and_pearson_equal_their_definitions() -> None:
     recording = linear()
     quantized = Uniform(3, (0.75,)).fake_quantize(recording.lhs)
-    out, moved = (recording.lhs @ recording.rhs).double().flatten(), (quantized @ recording.rhs).double().flatten()
+    out, rounded = (recording.lhs @ recording.rhs).double().flatten(), (quantized @ recording.rhs).double().flatten()
     cosine = objective_of(recording, "cosine").loss(quantized, recording.rhs, 1, -1).item()
     pearson = objective_of(recording, "pearson").loss(quantized, recording.rhs, 1, -1).item()
-    assert cosine == pytest.approx(1 - torch.cosine_similarity(out, moved, dim=0).item(), abs=1e-6)
-    assert pearson == pytest.approx(1 - np.corrcoef(out, moved)[0, 1], abs=1e-6)
+    assert cosine == pytest.approx(1 - torch.cosine_similarity(out, rounded, dim=0).item(), abs=1e-6)
+    assert pearson == pytest.approx(1 - np.corrcoef(out, rounded)[0, 1], abs=1e-6)
 
 
 def test_a_metric_of_directions_says_nothing_of_an_output_that_is_gone() -> None:
