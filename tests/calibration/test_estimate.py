@@ -13,7 +13,7 @@ from ptq4vit_onnx.calibration.grids import ListGrid, form_grid, uniform_grid
 from ptq4vit_onnx.calibration.objective import Objective, objective_of
 from ptq4vit_onnx.calibration.sampling import sample_rows
 from ptq4vit_onnx.plan.options import Options
-from ptq4vit_onnx.plan.quantizers import Uniform
+from ptq4vit_onnx.plan.quantizers import Affine, Uniform
 from tests.calibration.recordings import linear
 
 

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
 from dataclasses import replace
 from html import escape, unescape
 from pathlib import Path
@@ -24,17 +23,19 @@ if TYPE_CHECKING:
     from tests.report.conftest import MadeUp
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-# What must be drawn: its colour (None: anything but the page's), and on how much of its box at least.
+# What must be drawn: in which colour (None: anything but the page's), and on how much of its box at least. The shares
+# are far below what is drawn, and far above none.
 MARKS: dict[str, tuple[str | None, float]] = {
-    ".column.worst .bar": ("warm", 0.9),
-    ".column.noisiest .dot": ("warm", 0.5),
-    ".site.chosen .r1.area": (None, 0.4),
-    ".site.chosen .r2.area": (None, 0.4),
-    ".site.chosen .r1.rug": (None, 0.15),
-    ".site.chosen .r2.rug": (None, 0.15),
-    ".site.chosen .hessian.line": ("accent", 0.005),
-    ".site.chosen .mse.line": ("warm", 0.002),
+    ".column.worst .bar": ("warm", 0.5),
+    ".column.noisiest .dot": ("warm", 0.25),
+    ".site.chosen .r1.area": (None, 0.2),
+    ".site.chosen .r2.area": (None, 0.2),
+    ".site.chosen .r1.rug": (None, 0.05),
+    ".site.chosen .r2.rug": (None, 0.05),
+    ".site.chosen .hessian.line": ("blue", 0.001),
+    ".site.chosen .mse.line": ("warm", 0.001),
 }
+CLEARLY = 24  # of 255: more than antialiasing and colour profiles change
 BOXES = """
 document.body.dataset.found = JSON.stringify(MARKS.map(where => {
   const box = document.querySelector(where).getBoundingClientRect();
@@ -88,13 +89,16 @@ def found_in(dom: bytes) -> Any:
     return json.loads(unescape(found.group(1)))
 
 
-@pytest.mark.parametrize(("scheme", "colours"), [
-    (1, {"page": (255, 255, 255), "accent": (10, 102, 183), "warm": (194, 80, 10)}),
-    (0, {"page": (20, 23, 27), "accent": (92, 171, 242), "warm": (240, 140, 74)}),
-], ids=["light", "dark"])  # fmt: skip
-def test_charts_are_drawn_in_both_themes(
-    made_up: MadeUp, folder: Path, scheme: int, colours: Mapping[str, tuple[int, int, int]]
-) -> None:
+def drawn_in(part: Any, colour: str | None, page: Any) -> Any:
+    """Which pixels [height, width, 3] have the colour: more red than blue, more blue than red, or not the page's."""
+    if colour is None:
+        return np.abs(part - page).max(-1) > CLEARLY
+    redder = part[..., 0] - part[..., 2]
+    return redder > CLEARLY if colour == "warm" else -redder > CLEARLY
+
+
+@pytest.mark.parametrize("scheme", [1, 0], ids=["light", "dark"])
+def test_charts_are_drawn_in_both_themes(made_up: MadeUp, folder: Path, scheme: int) -> None:
     theme, path, picture = (
         f"--blink-settings=preferredColorScheme={scheme}",
         write(folder, made_up.page, BOXES),
@@ -103,14 +107,13 @@ def test_charts_are_drawn_in_both_themes(
     boxes = found_in(browse(path, theme, "--dump-dom"))
     browse(path, theme, f"--screenshot={picture}")
     image = np.asarray(Image.open(io.BytesIO(picture.read_bytes())).convert("RGB")).astype(int)
-    np.testing.assert_allclose(image[2, 2], colours["page"], atol=2)
+    page = image[2, 2]
+    assert page.min() > 200 if scheme else page.max() < 55
     for (left, top, right, bottom), (mark, (colour, share)) in zip(boxes, MARKS.items(), strict=True):
         thin = 3 * (bottom - top < 3)  # the box of a straight line has no height
         assert bottom < image.shape[0] and right <= image.shape[1] and right - left > 3
         part = image[top - thin : bottom + thin, left:right]
-        distance = np.abs(part - colours[colour or "page"]).max(-1)
-        drawn = distance > 24 if colour is None else distance < 24
-        assert drawn.mean() > share, f"{mark} is not drawn"
+        assert drawn_in(part, colour, page).mean() > share, f"{mark} is not drawn"
 
 
 def test_a_site_is_chosen_by_click_key_list_and_button(made_up: MadeUp, folder: Path) -> None:
@@ -127,7 +130,8 @@ def test_the_page_never_scrolls_sideways(made_up: MadeUp, folder: Path) -> None:
     )
     script = """onload = () => { document.body.dataset.found = JSON.stringify(
         [...document.querySelectorAll("iframe")].map(one => one.contentDocument.documentElement.scrollWidth)); }"""
-    assert found_in(browse(write(folder, f"<body>{frames}</body>", script), "--dump-dom")) == widths
+    found = found_in(browse(write(folder, f"<body>{frames}</body>", script), "--dump-dom"))
+    assert all(scrolled <= width for scrolled, width in zip(found, widths, strict=True)), found
 
 
 def test_the_table_of_sites_fits_a_screen_of_1280_pixels(made_up: MadeUp, folder: Path) -> None:
@@ -143,4 +147,5 @@ def test_the_table_of_sites_fits_a_screen_of_1280_pixels(made_up: MadeUp, folder
     script = """const box = document.querySelector(".scroll");
         document.body.dataset.found = JSON.stringify([innerWidth, box.scrollWidth - box.clientWidth]);"""
     path = write(folder, render(made_up.report_of(plan, evidence)), script)
-    assert found_in(browse(path, "--dump-dom")) == [1280, 0]
+    width, overflow = found_in(browse(path, "--dump-dom"))
+    assert width <= 1280 and overflow <= 0

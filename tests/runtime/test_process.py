@@ -33,20 +33,21 @@ print(faults() - before)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told how to keep memory")
 @pytest.mark.parametrize("threads", [False, True])
 def test_large_tensors_reuse_freed_memory(threads: bool, run_python: Callable[..., Any]) -> None:
-    # A tensor is 80 MB, twenty thousand pages (a heap of a thread's own takes none of more than 64); ten of them are
-    # made, after a start that leaves enough memory behind. In interpreters of their own: how memory is kept is a
-    # setting of the whole process.
+    # A tensor is 80 MB (a thread's own heap takes none of more than 64); ten of them are made, after a start that
+    # leaves enough memory behind. Each needs all of its pages again unless freed memory is reused; how many pages that
+    # is, the machine decides. In interpreters of their own: how memory is kept is a setting of the whole process.
     calls = ("", "process.prepare()")
     default, kept = (int(run_python(_FAULTS.format(call=call, threads=threads)).stdout) for call in calls)
-    assert kept <= default / 4
+    assert kept < default / 2
 
 
 _RESIDENT = """
+import resource
 from pathlib import Path
 from ptq4vit_onnx.runtime import process
 process.prepare()
 import torch
-resident = lambda: 4096 * int(Path("/proc/self/statm").read_text().split()[1])
+resident = lambda: resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[1])
 pieces = [torch.ones(10_000_000) for _ in range(10)]
 del pieces
 kept = resident()
@@ -57,7 +58,7 @@ print(kept - resident())
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told how to keep memory")
 def test_kept_memory_can_be_given_back(run_python: Callable[..., Any]) -> None:
-    assert int(run_python(_RESIDENT).stdout) >= 300_000_000  # of 400 MB that were freed
+    assert int(run_python(_RESIDENT).stdout) > 200_000_000  # most of the 400 MB that were freed
 
 
 @pytest.mark.parametrize("setting", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX"])
