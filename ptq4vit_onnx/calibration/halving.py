@@ -89,42 +89,41 @@ class Step:
     leaves: int
 
 
-# The samples of each kind of search, the largest first: how one is drawn, its size (rows; columns of the sketch; share
-# of the images), and the most candidates it leaves. Where each column of a weight picks its own scale, a sample must be
-# right for each of them, and so is larger. So it is where no gradients tell rows apart.
-Sizes = tuple[tuple[Callable[..., Sample], tuple[float, ...], int], ...]
-PER_CHANNEL_WEIGHT: Sizes = (
-    (draw_fixed_rows, (1536,), 1), (draw_fixed_rows, (576,), 6), (draw_fixed_rows, (192,), 14),
-    (draw_fixed_rows, (48,), 15),
-)  # fmt: skip
-PER_TENSOR_WEIGHT: Sizes = (
-    (draw_fixed_rows, (512,), 1), (draw_fixed_rows, (192,), 4), (draw_fixed_rows, (64,), 12),
-    (draw_fixed_rows, (32,), 15),
-)  # fmt: skip
-INPUT: Sizes = ((draw_searched_rows, (512,), 1), (draw_searched_rows, (192,), 4), (draw_searched_rows, (64,), 12))
-UNWEIGHED_INPUT: Sizes = (
-    (draw_searched_rows, (1024,), 1), (draw_searched_rows, (384,), 4), (draw_searched_rows, (128,), 12),
-)  # fmt: skip
-TWO_ACTIVATIONS: Sizes = (
-    (draw_rows_and_sketch_columns, (144, 128, 0.75), 1),
-    (draw_rows_and_sketch_columns, (80, 36), 8),
-    (draw_rows_and_sketch_columns, (24, 18, 0.5), 26),
-)
+@dataclass(frozen=True)
+class Schedule:
+    """How the samples of one kind of search are drawn, the largest first.
+
+    sizes: for each sample the arguments of `draw` (rows; columns of the sketch; share of the images), and the most
+    candidates it leaves.
+    """
+
+    draw: Callable[..., Sample]
+    sizes: tuple[tuple[tuple[float, ...], int], ...]
+
+
+# Where each column of a weight picks its own scale, a sample must be right for each of them, and so is larger. Without
+# gradients, rows differ less in weight, and samples are larger, too.
+PER_CHANNEL_WEIGHT = Schedule(draw_fixed_rows, (((1536,), 1), ((576,), 6), ((192,), 14), ((48,), 15)))
+PER_TENSOR_WEIGHT = Schedule(draw_fixed_rows, (((512,), 1), ((192,), 4), ((64,), 12), ((32,), 15)))
+INPUT = Schedule(draw_searched_rows, (((512,), 1), ((192,), 4), ((64,), 12)))
+INPUT_WITHOUT_GRADIENTS = Schedule(draw_searched_rows, (((1024,), 1), ((384,), 4), ((128,), 12)))
+TWO_ACTIVATIONS = Schedule(draw_rows_and_sketch_columns, (((144, 128, 0.75), 1), ((80, 36), 8), ((24, 18, 0.5), 26)))
 
 
 def build_ladder(objective: Objective, weight: bool, side: Side, seed: int, per_channel: bool = False) -> Ladder:
     """The ladder of one side. weight: the right side is one. per_channel: each of the weight's columns has a scale."""
     if weight and side == "lhs":
-        fixed, sizes = objective.rhs, UNWEIGHED_INPUT if objective.h is None else INPUT
+        fixed, schedule = objective.rhs, INPUT_WITHOUT_GRADIENTS if objective.h is None else INPUT
     elif weight:
-        fixed, sizes = objective.lhs, PER_CHANNEL_WEIGHT if per_channel or objective.h is None else PER_TENSOR_WEIGHT
+        fixed = objective.lhs
+        schedule = PER_CHANNEL_WEIGHT if per_channel or objective.h is None else PER_TENSOR_WEIGHT
     else:
         objective, _ = sample_entries(objective, seed, max(2, MOST_HEADS // objective.lhs.shape[1]))
         objective = objective if side == "lhs" else objective.transposed
-        fixed, sizes = objective.rhs, TWO_ACTIVATIONS
+        fixed, schedule = objective.rhs, TWO_ACTIVATIONS
     rungs = []
-    for place, (take, size, most) in enumerate(sizes):
-        sample = take(objective, seed + place, *size)  # other random signs and rows each time
+    for place, (size, most) in enumerate(schedule.sizes):
+        sample = schedule.draw(objective, seed + place, *size)  # other random signs and rows each time
         rungs.append(Rung(sample, most))
         objective = objective if weight else sample.objective
     return Ladder(fixed, tuple(rungs), nested=not weight)
@@ -135,8 +134,8 @@ class Survivors:
     """Candidates [n, groups] that no sample has dropped yet, and the mean of their losses on the samples so far.
 
     estimated: they are in the order of an estimate, and no sample has measured them.
-    The mean weighs samples by rows squared: of a larger sample, more of the heavy rows are certain to be drawn, so its
-    loss gains more than in proportion to its rows.
+    The mean weighs samples by rows squared: a larger sample is certain to hold more of the heavy rows, so its loss is
+    more reliable than in proportion to its rows.
     """
 
     candidates: Tensor
