@@ -12,7 +12,7 @@ import torch
 
 from ptq4vit_onnx import api
 from ptq4vit_onnx.network.timm_compat import import_timm
-from ptq4vit_onnx.plan.scale_plan import ScalePlan
+from ptq4vit_onnx.plan.plan_json import read_plan
 
 
 def sized(pixels: int) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def test_a_tiny_member_of_the_family_is_exported_in_integers_and_proven(
     api.export(name, random_weights=True, output=folder, images=8, candidates=8)
     assert made and any(MARKS.get(name, "") in parameter for parameter, _ in made[0].named_parameters())
     report = json.loads((folder / "report.json").read_text())
-    sites = set(ScalePlan.load(folder / "plan.json").sites)
+    sites = set(read_plan(folder / "plan.json").sites)
     products, parity = report["kernels"]["products"], report["site_parity"]
     assert {item["site"] for item in products} == {item["site"] for item in parity} == sites
     assert all(item["integer"] and item["unsafe"] is None for item in products)

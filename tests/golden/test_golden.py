@@ -20,7 +20,7 @@ from onnx import numpy_helper
 
 from ptq4vit_onnx.passes import quantize
 from ptq4vit_onnx.plan import weight_codes
-from ptq4vit_onnx.plan.scale_plan import ScalePlan
+from ptq4vit_onnx.plan.plan_json import read_plan
 from tests.golden import derive
 
 CASES = derive.cases()
@@ -41,7 +41,7 @@ def operators(case: str) -> dict[str, int]:
 
 def quantised(case: str) -> tuple[Any, Any]:
     """The quantised model, and the report of the passes."""
-    return quantize(derive.model_of(case), ScalePlan.load(derive.FOLDER / f"{case}.plan.json"))
+    return quantize(derive.model_of(case), read_plan(derive.FOLDER / f"{case}.plan.json"))
 
 
 class Reader:
