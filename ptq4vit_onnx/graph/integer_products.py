@@ -16,6 +16,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from ptq4vit_onnx.graph.movement import MOVING
+
 Array: TypeAlias = np.ndarray[Any, Any]
 
 INTEGER_KERNELS = frozenset({"MatMulIntegerToFloat", "QLinearMatMul", "QGemm", "MatMulInteger", "QLinearConv"})
@@ -23,12 +25,6 @@ FLOAT_KERNELS = frozenset({"MatMul", "Gemm", "Conv", "FusedMatMul", "FusedGemm",
 # kernels that quantise while running: their codes are not the plan's
 OTHER_KERNELS = frozenset({"DynamicQuantizeMatMul", "ConvInteger", "MatMulIntegerToFloat16", "QAttention"})
 PRODUCT_KERNELS = INTEGER_KERNELS | FLOAT_KERNELS | OTHER_KERNELS
-
-# ops that move or pick elements without changing one: codes before and after them are the same numbers
-MOVING_OPS = frozenset({
-    "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Split", "Gather", "Concat", "Flatten", "Expand",
-    "Identity", "Pad", "DepthToSpace", "SpaceToDepth",
-})  # fmt: skip
 
 _PRODUCT_NAME = re.compile(r"(?P<site>[^/\s]+)/(?P<product>(?:MatMul|Gemm|Conv)(?:\.[a-z]+)?)(?![A-Za-z0-9])")
 
@@ -97,7 +93,7 @@ class GraphIndex:
             return int(TensorProto.FLOAT)
         if node.op_type == "Cast":
             return int(next(item.i for item in node.attribute if item.name == "to"))
-        if node.op_type in MOVING_OPS | {"Clip", "Add"}:
+        if node.op_type in MOVING | {"Clip", "Add"}:
             return self.element_type(node.input[0])
         product = read_product(self, node)
         if product is not None and product.output_zero is not None:
@@ -107,7 +103,7 @@ class GraphIndex:
     def moved_from(self, name: str) -> str:
         """The tensor whose elements `name` holds, followed back through ops that only move elements."""
         node = self.producer.get(name)
-        while node is not None and node.op_type in MOVING_OPS:
+        while node is not None and node.op_type in MOVING:
             name = node.input[0]
             node = self.producer.get(name)
         return name

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from ptq4vit_onnx.graph.integer_products import MOVING_OPS, GraphIndex
+from ptq4vit_onnx.graph.integer_products import GraphIndex
+from ptq4vit_onnx.graph.movement import KEEPING_VALUES
 
 Bounds = tuple[float, float]
 
@@ -60,7 +61,7 @@ def _node_bounds(index: GraphIndex, node: Any, depth: int) -> Bounds:
     if op == "Concat":
         parts = [code_bounds(index, tensor, depth) for tensor in node.input]
         return min(low for low, _ in parts), max(high for _, high in parts)
-    if op in MOVING_OPS and op != "Pad":
+    if op in KEEPING_VALUES:
         return code_bounds(index, node.input[0], depth)
     return _UNBOUNDED
 

@@ -14,7 +14,8 @@ from ptq4vit_onnx.plan.sites import Source
 _SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
 _GELU = {F.gelu}
 _TRANSPARENT = {F.dropout, torch.dropout, Tensor.contiguous, Tensor.float, Tensor.to, Tensor.type_as}
-# What moves values about and leaves each in its channel, the last axis; folding.py tries whether that is so.
+# Functions that move elements and compute nothing: graph/movement.py has the ONNX operators. They usually leave an
+# element in its channel, the last axis; channel_folding.py tries whether that is so.
 _MOVING = _TRANSPARENT | {
     torch.roll, Tensor.roll, F.pad, Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten,
     Tensor.permute, torch.permute, Tensor.transpose, torch.transpose, Tensor.__getitem__,

@@ -1,0 +1,46 @@
+"""ONNX operators that move elements and compute nothing: the one table of them.
+
+A code (an integer that stands for a number) is the same before and after such an operator, so a quantisation step may
+change places with it, and a tensor's codes can be followed through it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Movement(Enum):
+    """What becomes of the elements of an operator's first input."""
+
+    REARRANGES = "every element arrives once"
+    REBLOCKS = "every element arrives once, but elements change between the channel axis and the image's axes"
+    PICKS = "some elements arrive"
+    JOINS = "the elements of all inputs arrive"
+    REPEATS = "elements may arrive several times"
+    PADS = "elements arrive that are in no input"
+
+
+MOVEMENTS: dict[str, Movement] = {
+    **dict.fromkeys(("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"), Movement.REARRANGES),
+    **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), Movement.REBLOCKS),
+    **dict.fromkeys(("Slice", "Split", "Gather"), Movement.PICKS),
+    "Concat": Movement.JOINS,
+    "Expand": Movement.REPEATS,
+    "Pad": Movement.PADS,
+}
+
+
+def operators(*movements: Movement) -> frozenset[str]:
+    """The operators that make one of these movements."""
+    return frozenset(name for name, movement in MOVEMENTS.items() if movement in movements)
+
+
+MOVING = frozenset(MOVEMENTS)
+# What an element can be after one of these, it could be before.
+KEEPING_VALUES = MOVING - operators(Movement.PADS)
+# Quantising before or after one of these costs the same: as many elements, each by itself.
+REARRANGING = operators(Movement.REARRANGES)
+# Of one tensor, so that each element of the output has one place it comes from.
+REARRANGING_OR_PICKING = operators(Movement.REARRANGES, Movement.PICKS)
+# All elements are those of the inputs, and a LayerNorm's channels may still be the last axis.
+KEEPING_CHANNELS = operators(Movement.REARRANGES, Movement.PICKS, Movement.JOINS)
