@@ -22,7 +22,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.network.dependencies import between, graph_alone, own_tensor
 from ptq4vit_onnx.network.patches import patches, require_patch_convolution
 from ptq4vit_onnx.network.tensor_tags import mark_norm, mark_source, norm_of, source_of
-from ptq4vit_onnx.plan.sites import Kind, Site
+from ptq4vit_onnx.plan.sites import Attention, Kind, Site
 from ptq4vit_onnx.plan.weight_codes import pair_far_inputs
 
 _LINEAR = {F.linear}
@@ -144,7 +144,7 @@ class _ProductMode(TorchFunctionMode):
 
     def _linear(self, scope: str, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:
         name = self._owner(weight, scope)
-        groups = 3 if name.rpartition(".")[2] == "qkv" and weight.shape[0] % 3 == 0 else 1
+        groups = 3 if name == Attention.around(name).qkv and weight.shape[0] % 3 == 0 else 1
         return Call(
             Site(
                 name, "linear", scope, source_of(x), groups, norm=norm_of(x), has_bias=self.owners.get(id(bias)) == name
@@ -197,7 +197,7 @@ class _ProductMode(TorchFunctionMode):
 def _matmul(scope: str, func: Any, lhs: Tensor, rhs: Tensor) -> Call:
     """Attention's two products, told apart by what feeds them: P comes out of softmax."""
     source = source_of(lhs)
-    name = f"{scope}.{'pv' if source == 'softmax' else 'qk'}".lstrip(".")
+    name = Attention(scope).pv if source == "softmax" else Attention(scope).qk
     kind: Kind = "matmul"
     if lhs.dim() != 4 or lhs.shape[:-2] != rhs.shape[:-2]:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a file may do in one of two ways: neither changes what is computed, both change how floats are rounded."""
+"""Read from a file its two layout choices, which change float rounding only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import onnx
 from ptq4vit_onnx.graph.integer_products import GraphIndex, product_nodes
 from ptq4vit_onnx.plan.file_layout import FileForm
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
+from ptq4vit_onnx.plan.sites import Attention
 from ptq4vit_onnx.proof.float_sites import column_factors_of
 from ptq4vit_onnx.proof.plan_checks import attention_scale
 
@@ -16,7 +17,7 @@ def form_of(model: onnx.ModelProto, plan: ScalePlan) -> FileForm:
     """How `model`, made from `plan`, arranges its products."""
     folded = {}
     for site, factors in column_factors_of(model, plan).items():
-        scores = plan.sites[f"{site.rpartition('.')[0]}.qk"].lhs
+        scores = plan.sites[Attention.around(site).qk].lhs
         folded[site] = float(np.float32(attention_scale(factors[:1] * scores.branches[0].steps[0])))
     split = {name.site for name, _ in product_nodes(GraphIndex(model)) if name.branch == "coarse"}
     twins = {site for site, item in plan.sites.items() if len(item.lhs.branches) > 1}

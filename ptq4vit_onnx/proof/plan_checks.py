@@ -12,6 +12,7 @@ from ptq4vit_onnx.graph.integer_products import Array, GraphIndex, IntegerProduc
 from ptq4vit_onnx.plan.outlier_split import ROWS, only_channels, without_channels
 from ptq4vit_onnx.plan.quantizers import Branch, Quantizer, Uniform
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
+from ptq4vit_onnx.plan.sites import Attention
 from ptq4vit_onnx.plan.weight_codes import ship_weight
 
 
@@ -159,8 +160,8 @@ def are_head_factors(site: str, plan: ScalePlan, factor: Array) -> bool:
 
     That is 1 / D_head for k and v, and for q the attention scale over D_head.
     """
-    stem = site.rpartition(".")[0]
-    scores, values = plan.sites.get(f"{stem}.qk"), plan.sites.get(f"{stem}.pv")
+    names = Attention.around(site)
+    scores, values = plan.sites.get(names.qk), plan.sites.get(names.pv)
     if scores is None or values is None or not isinstance(scores.lhs, Uniform) or len(factor) % 3:
         return False
     q, k, v = np.split(factor, 3)
