@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import onnx
 import onnx_graphsurgeon as gs
 
-from ptq4vit_onnx.passes.a_pass import Pass, PassError
+from ptq4vit_onnx.passes.a_pass import InvariantError, Pass, PassError
 from ptq4vit_onnx.passes.carry_bytes import CarryBytes
 from ptq4vit_onnx.passes.drop_no_ops import DropNoOps
 from ptq4vit_onnx.passes.drop_unread_rows import DropUnreadRows
@@ -36,7 +35,7 @@ from ptq4vit_onnx.passes.unify_products import UnifyProducts
 from ptq4vit_onnx.passes.work import Work
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 
-__all__ = ["PASSES", "PassError", "PassReport", "quantize"]
+__all__ = ["PASSES", "InvariantError", "PassError", "PassReport", "quantize"]
 
 PASSES: tuple[type[Pass], ...] = (
     FindProducts,  # first: refuses what cannot be quantised before anything is changed
@@ -77,11 +76,11 @@ class PassReport:
     places: Mapping[str, int]
 
 
-def quantize(float_model: Any, plan: ScalePlan) -> tuple[Any, PassReport]:
-    """The integer model (an onnx.ModelProto; the float one is not changed), and what was done.
+def quantize(float_model: onnx.ModelProto, plan: ScalePlan) -> tuple[onnx.ModelProto, PassReport]:
+    """The integer model (the float one is not changed), and what was done.
 
     float_model: site names on its product nodes (see bind_sites). Raises UserError for a plan that does not
-    fit the model, PassError where a planned site has a form that no pass knows.
+    fit the model, PassError where a planned site has a form that no pass knows, InvariantError for a mistake in a pass.
     """
     work = Work(gs.import_onnx(_with_shapes(float_model)), plan)
     before = Counter(node.op for node in work.graph.nodes)
@@ -94,7 +93,7 @@ def quantize(float_model: Any, plan: ScalePlan) -> tuple[Any, PassReport]:
     return quantized, _report(work, before)
 
 
-def _with_shapes(model: Any) -> Any:
+def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with the shape of every tensor: inferred, which takes seconds, only where one is missing."""
     graph = model.graph
     known = {item.name for item in (*graph.value_info, *graph.output) if item.type.tensor_type.HasField("shape")}

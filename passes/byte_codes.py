@@ -1,9 +1,8 @@
-"""How codes travel: as bytes, with a zero point, and never beyond what the plan's bits allow."""
+"""Codes as bytes: their zero point, their limits, and the nodes that make and read them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
@@ -25,7 +24,7 @@ class ByteCodes:
     signed: bool = False
 
     @property
-    def kind(self) -> Any:
+    def kind(self) -> type[np.int8] | type[np.uint8]:
         return np.int8 if self.signed else np.uint8
 
     @property
@@ -47,7 +46,7 @@ def bytes_of(quantizer: Uniform | Affine, scale: float, *, never_negative: bool 
     return ByteCodes(scale, -quantizer.low, 0, quantizer.high - quantizer.low)
 
 
-def add_quantize(work: Work, x: Any, codes: ByteCodes, name: str, reach: float = np.inf) -> Any:
+def add_quantize(work: Work, x: gs.Tensor, codes: ByteCodes, name: str, reach: float = np.inf) -> gs.Tensor:
     """`x` as bytes: QuantizeLinear, which saturates at 0 and 255, and a Clip where the plan ends earlier.
 
     reach: the largest value that x can hold; a Clip it cannot come up against is left out. Clipping bytes
@@ -61,7 +60,7 @@ def add_quantize(work: Work, x: Any, codes: ByteCodes, name: str, reach: float =
     return add_clip(work, quantized, codes, name)
 
 
-def add_clip(work: Work, x: Any, codes: ByteCodes, name: str) -> Any:
+def add_clip(work: Work, x: gs.Tensor, codes: ByteCodes, name: str) -> gs.Tensor:
     """Bytes `x` kept within low..high; nothing where QuantizeLinear's own saturation does it."""
     if codes.low <= 0 and codes.high >= 255:
         return x
@@ -71,8 +70,8 @@ def add_clip(work: Work, x: Any, codes: ByteCodes, name: str) -> Any:
     return work.add("Clip", f"{name}/Clip", [x, low, high])
 
 
-def add_dequantize(work: Work, x: Any, codes: ByteCodes, name: str) -> Any:
-    """The numbers that bytes `x` stand for; ONNX Runtime melts this node into the product behind it."""
+def add_dequantize(work: Work, x: gs.Tensor, codes: ByteCodes, name: str) -> gs.Variable:
+    """The numbers that bytes `x` stand for; ONNX Runtime fuses this node into the product behind it."""
     scale = work.constant(f"{name}/scale", scalar(codes.scale, np.float32))
     kind = "_signed" if codes.signed else ""
     zero = work.constant(f"{name}/zero_point{kind}", scalar(codes.zero, codes.kind))
@@ -94,7 +93,7 @@ def fits_signed(lhs_largest: int, rhs: ByteCodes) -> bool:
     return 2 * lhs_largest * signed_bytes(rhs).largest <= INT16_MAX
 
 
-def add_signed(work: Work, x: Any, codes: ByteCodes, name: str) -> tuple[Any, ByteCodes]:
+def add_signed(work: Work, x: gs.Tensor, codes: ByteCodes, name: str) -> tuple[gs.Tensor, ByteCodes]:
     """Unsigned bytes as int8.
 
     Shifting down by 128 is adding 128 modulo 256 and reading the byte as signed: both are what ONNX Runtime

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TypeAlias
 
 import onnx_graphsurgeon as gs
 
+from ptq4vit_onnx.graph.movement import REARRANGING
 from ptq4vit_onnx.passes.a_pass import Pass
-from ptq4vit_onnx.passes.work import Work
+from ptq4vit_onnx.passes.product_invariants import done_sides_carry_codes
+from ptq4vit_onnx.passes.tensors import maker_of, only_reader, read_instead
+from ptq4vit_onnx.passes.work import Violation, Work, invariant
 
-_SAME_SIZE = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity")
+MovedTensor: TypeAlias = tuple[gs.Tensor, list[gs.Node]]  # a tensor, and the nodes that read it to move it
+
+
+@invariant("no QuantizeLinear reads a tensor that was moved for it alone")
+def bytes_are_moved(work: Work) -> Iterator[Violation]:
+    shown = {id(tensor) for tensor in work.graph.outputs}
+    for node in work.graph.nodes:
+        if node.op == "QuantizeLinear" and _movement_above(node.inputs[0], [node], shown) is not None:
+            yield Violation("", node.name, f"floats are moved before it, by {node.inputs[0].inputs[0].name}")
 
 
 class CarryBytes(Pass):
@@ -22,7 +34,8 @@ class CarryBytes(Pass):
     more. A roll (Concat of the two Slices of one tensor) moves all of its input, so it is passed.
     """
 
-    requires = ("SplitSoftmax", "SplitGelu")
+    requires = ("DropNoOps", "FoldHeadScales", "QuantizeActivations", "SplitSoftmax", "SplitGelu")
+    ensures = (bytes_are_moved, done_sides_carry_codes)
 
     def apply(self, work: Work) -> int:
         nodes = [node for node in work.graph.nodes if node.op == "QuantizeLinear"]
@@ -30,11 +43,11 @@ class CarryBytes(Pass):
         return sum(_carry(node, shown) for node in nodes)
 
 
-def _carry(quantize: Any, shown: set[int]) -> int:
+def _carry(quantize: gs.Node, shown: set[int]) -> int:
     """Lift one QuantizeLinear, and a Clip that belongs to it, as high as it goes."""
     last = _clip_behind(quantize) or quantize
     bottom = top = quantize.inputs[0]
-    passed: list[tuple[Any, list[Any]]] = []
+    passed: list[MovedTensor] = []
     unit = _movement_above(top, [quantize], shown)
     while unit is not None:
         passed.append(unit)
@@ -46,7 +59,7 @@ def _carry(quantize: Any, shown: set[int]) -> int:
     return 1
 
 
-def _swap(quantize: Any, last: Any, top: Any, bottom: Any, passed: list[tuple[Any, list[Any]]]) -> None:
+def _swap(quantize: gs.Node, last: gs.Node, top: gs.Tensor, bottom: gs.Tensor, passed: list[MovedTensor]) -> None:
     """top -> moves -> bottom -> quantize..last -> codes becomes top -> quantize..last -> moves -> codes."""
     codes = last.outputs[0]
     first_movers = passed[-1][1]
@@ -54,31 +67,30 @@ def _swap(quantize: Any, last: Any, top: Any, bottom: Any, passed: list[tuple[An
     maker = bottom.inputs[0]
     last.outputs = [lifted]
     quantize.inputs[0] = top
-    for node in first_movers:
-        node.inputs = [lifted if item is top else item for item in node.inputs]
+    read_instead(first_movers, top, lifted)
     maker.outputs = [codes]
 
 
-def _clip_behind(quantize: Any) -> Any | None:
-    readers = list(quantize.outputs[0].outputs)
-    return readers[0] if len(readers) == 1 and readers[0].op == "Clip" else None
+def _clip_behind(quantize: gs.Node) -> gs.Node | None:
+    reader = only_reader(quantize.outputs[0])
+    return reader if reader is not None and reader.op == "Clip" else None
 
 
-def _movement_above(tensor: Any, readers: list[Any], shown: set[int]) -> tuple[Any, list[Any]] | None:
+def _movement_above(tensor: gs.Tensor, readers: list[gs.Node], shown: set[int]) -> MovedTensor | None:
     """(input, nodes that read it) of the movement that makes `tensor`, if only `readers` read the tensor.
 
     shown: ids of the graph's outputs, which the model's user reads.
     """
     private = {id(node) for node in tensor.outputs} == {id(node) for node in readers}
-    if not tensor.inputs or not private or id(tensor) in shown:
+    node = maker_of(tensor)
+    if node is None or not private or id(tensor) in shown:
         return None
-    node = tensor.inputs[0]
-    if node.op in _SAME_SIZE and all(isinstance(item, gs.Constant) for item in node.inputs[1:]):
+    if node.op in REARRANGING and all(isinstance(item, gs.Constant) for item in node.inputs[1:]):
         return node.inputs[0], [node]
     return _roll(node)
 
 
-def _roll(node: Any) -> tuple[Any, list[Any]] | None:
+def _roll(node: gs.Node) -> MovedTensor | None:
     """Concat(Slice(x, n..), Slice(x, ..n)): x and the two Slices."""
     slices = [item.inputs[0] for item in node.inputs if item.inputs] if node.op == "Concat" else []
     if len(slices) != 2 or len(node.inputs) != 2 or any(item.op != "Slice" for item in slices):
@@ -90,6 +102,7 @@ def _roll(node: Any) -> tuple[Any, list[Any]] | None:
     return source, slices
 
 
-def _is_whole(concat: Any, source: Any) -> bool:
+def _is_whole(concat: gs.Node, source: gs.Tensor) -> bool:
     """Do the two slices together hold each element of `source` once?"""
-    return concat.outputs[0].shape is not None and list(concat.outputs[0].shape) == list(source.shape or [])
+    shape = concat.outputs[0].shape
+    return shape is not None and list(shape) == list(source.shape or [])

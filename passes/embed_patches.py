@@ -1,15 +1,22 @@
-"""The patch embedding as a product."""
+"""Turn the patch embedding into a product."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.passes.a_pass import Pass
-from ptq4vit_onnx.passes.work import Product, Work, integers
+from ptq4vit_onnx.passes.product_invariants import matrix_products
+from ptq4vit_onnx.passes.tensors import only_reader, replace_tensor, shape_of, values_of, whole_lengths
+from ptq4vit_onnx.passes.work import Product, Violation, Work, integers, invariant
 from ptq4vit_onnx.plan.weight_codes import pair_far_inputs
+
+
+@invariant("no planned product is a convolution")
+def products_are_no_convolutions(work: Work) -> Iterator[Violation]:
+    yield from (item.violation("it is a Conv") for item in work.products if item.node.op == "Conv")
 
 
 class EmbedPatches(Pass):
@@ -25,7 +32,9 @@ class EmbedPatches(Pass):
     patches.
     """
 
-    requires = ("FindProducts",)
+    # DropUnreadRows reads shapes and the order of nodes, which this pass does not keep up
+    requires = ("FindProducts", "DropNoOps", "DropUnreadRows")
+    ensures = (products_are_no_convolutions, matrix_products("conv"))
 
     def apply(self, work: Work) -> int:
         products = [item for item in work.products if item.plan.kind == "conv"]
@@ -35,22 +44,22 @@ class EmbedPatches(Pass):
 
     def _embed(self, work: Work, product: Product) -> None:
         conv, site = product.node, product.site
-        image, weight = conv.inputs[0], conv.inputs[1]
-        channels, depth, height, width = weight.values.shape
+        image, weight = conv.inputs[0], values_of(conv.inputs[1])
+        channels, depth, height, width = weight.shape
         rows, columns = self._grid(conv, site)
         shape = integers(0, depth, rows, height, columns, width)
         patches = work.add("Reshape", f"{site}/patches/Reshape", [image, work.constant(f"{site}/patches/split", shape)])
         patches = work.add("Transpose", f"{site}/patches/Transpose", [patches], perm=[0, 2, 4, 1, 3, 5])
         patches = _flatten(work, site, patches, rows * columns, depth * height * width)
-        matrix = np.ascontiguousarray(pair_far_inputs(weight.values.reshape(channels, -1)).T)
+        matrix = np.ascontiguousarray(pair_far_inputs(weight.reshape(channels, -1)).T)
         out = work.add("MatMul", f"{site}/MatMul", [patches, gs.Constant(f"{site}/float_weight", matrix)])
         product.node = out.inputs[0]
         if len(conv.inputs) > 2:
             out = work.add("Add", f"{site}/Add", [out, conv.inputs[2]])
         _hand_over(work, conv, out, (rows, columns, channels))
 
-    def _grid(self, conv: Any, site: str) -> tuple[int, int]:
-        kernel = list(conv.inputs[1].values.shape[2:])
+    def _grid(self, conv: gs.Node, site: str) -> tuple[int, int]:
+        kernel = list(values_of(conv.inputs[1]).shape[2:])
         whole = (
             list(conv.attrs.get("strides", [1, 1])) == kernel
             and not any(conv.attrs.get("pads", [0]))
@@ -64,13 +73,14 @@ class EmbedPatches(Pass):
                 f"expected a convolution of stride {kernel} without padding, "
                 f"dilation or groups, got {dict(conv.attrs)}",
             )
-        size = conv.inputs[0].shape[2:]
-        if not all(isinstance(length, int) for length in size) or size[0] % kernel[0] or size[1] % kernel[1]:
+        size = shape_of(conv.inputs[0])[2:]
+        lengths = whole_lengths(size)
+        if lengths is None or lengths[0] % kernel[0] or lengths[1] % kernel[1]:
             raise self.refuse(site, conv.name, f"image {size} is no whole number of patches {kernel}")
-        return size[0] // kernel[0], size[1] // kernel[1]
+        return lengths[0] // kernel[0], lengths[1] // kernel[1]
 
 
-def _flatten(work: Work, site: str, patches: Any, count: int, inputs: int) -> Any:
+def _flatten(work: Work, site: str, patches: gs.Variable, count: int, inputs: int) -> gs.Variable:
     """[batch, count, inputs], in the order of `pair_far_inputs`."""
     if inputs % 2 == 0:
         halves = work.constant(f"{site}/patches/halves", integers(0, count, 2, inputs // 2))
@@ -80,39 +90,30 @@ def _flatten(work: Work, site: str, patches: Any, count: int, inputs: int) -> An
     return work.add("Reshape", f"{site}/patches/Reshape_2", [patches, flat])
 
 
-def _hand_over(work: Work, conv: Any, out: Any, grid: tuple[int, int, int]) -> None:
+def _hand_over(work: Work, conv: gs.Node, out: gs.Variable, grid: tuple[int, int, int]) -> None:
     """Give `out` [batch, rows * columns, channels] to those who read the convolution's output."""
     site = conv.name.removesuffix("/Conv")
     rows, columns, channels = grid
     shown = any(item is conv.outputs[0] for item in work.graph.outputs)
-    readers = [] if shown else list(conv.outputs[0].outputs)
-    last = _channels_last(readers, rows * columns)
+    reader = None if shown else only_reader(conv.outputs[0])
+    last = _channels_last(reader, rows * columns)
     if last is not None:
-        replace_tensor(work, last, out)
+        replace_tensor(last, out)
         return
     shape = work.constant(f"{site}/grid", integers(0, rows, columns, channels))
     out = work.add("Reshape", f"{site}/Reshape", [out, shape])
-    if len(readers) == 1 and readers[0].op == "Transpose" and readers[0].attrs["perm"] == [0, 2, 3, 1]:
-        replace_tensor(work, readers[0].outputs[0], out)
+    if reader is not None and reader.op == "Transpose" and reader.attrs["perm"] == [0, 2, 3, 1]:
+        replace_tensor(reader.outputs[0], out)
         return
     out = work.add("Transpose", f"{site}/Transpose", [out], perm=[0, 3, 1, 2])
-    replace_tensor(work, conv.outputs[0], out)
+    replace_tensor(conv.outputs[0], out)
 
 
-def _channels_last(readers: list[Any], tokens: int) -> Any | None:
+def _channels_last(reader: gs.Node | None, tokens: int) -> gs.Tensor | None:
     """The tensor [batch, tokens, channels] behind Reshape [batch, channels, tokens] and Transpose, if any."""
-    if len(readers) != 1 or readers[0].op != "Reshape" or not isinstance(readers[0].inputs[1], gs.Constant):
+    if reader is None or reader.op != "Reshape" or not isinstance(reader.inputs[1], gs.Constant):
         return None
-    shape = readers[0].inputs[1].values
-    behind = list(readers[0].outputs[0].outputs)
-    fits = len(shape) == 3 and shape[2] == tokens and len(behind) == 1
-    if fits and behind[0].op == "Transpose" and behind[0].attrs["perm"] == [0, 2, 1]:
-        return behind[0].outputs[0]
-    return None
-
-
-def replace_tensor(work: Work, old: Any, new: Any) -> None:
-    """`new` takes the place and the name of `old`; the node that computed `old` loses its output."""
-    maker = new.inputs[0]
-    old.inputs.clear()
-    maker.outputs = [old]
+    shape, behind = reader.inputs[1].values, only_reader(reader.outputs[0])
+    if len(shape) != 3 or shape[2] != tokens or behind is None:
+        return None
+    return behind.outputs[0] if behind.op == "Transpose" and behind.attrs["perm"] == [0, 2, 1] else None

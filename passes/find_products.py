@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+
+import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.passes.a_pass import Pass
-from ptq4vit_onnx.passes.work import Product, Work
+from ptq4vit_onnx.passes.work import Product, Violation, Work, invariant
 from ptq4vit_onnx.plan.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.plan.scale_plan import SitePlan
 
@@ -21,12 +23,22 @@ _QUANTIZED = (
 _PRODUCT_OF_KIND = {"linear": ("MatMul", "Gemm"), "conv": ("Conv",), "matmul": ("MatMul",)}
 
 
+@invariant("the graph holds the product of every site of the plan")
+def products_are_there(work: Work) -> Iterator[Violation]:
+    nodes = {id(node) for node in work.graph.nodes}
+    yield from (item.violation("it is not in the graph") for item in work.products if id(item.node) not in nodes)
+    missing = work.plan.sites.keys() - {item.site for item in work.products}
+    yield from (Violation(site, "none", "no product is bound to the site") for site in sorted(missing))
+
+
 class FindProducts(Pass):
     """Bind every site of the plan to its product node SITE/MatMul, SITE/Gemm or SITE/Conv.
 
     Refuses a graph with quantised operations (it would be quantised twice), with operations outside the
     default domain, without one of the planned products, or with a plan that has no meaning for its site.
     """
+
+    ensures = (products_are_there,)
 
     def apply(self, work: Work) -> int:
         by_name = {node.name: node for node in work.graph.nodes}
@@ -58,7 +70,7 @@ class FindProducts(Pass):
             raise UserError(f"plan, site {site}: outliers are for linear sites, this one is a {plan.kind}")
 
 
-def _check_node(node: Any) -> None:
+def _check_node(node: gs.Node) -> None:
     if node.op in _QUANTIZED:
         raise UserError(
             f"the model is already quantised: it holds {node.op} {node.name!r}; give the float model instead"

@@ -1,22 +1,22 @@
-"""Q, K and V leave their linear layer as bytes, with the heads' scales folded into its weights' scales."""
+"""Let Q, K and V leave their linear layer as bytes, with the heads' scales folded into its weights' scales."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.byte_codes import ByteCodes, add_clip, add_dequantize, add_quantize
+from ptq4vit_onnx.passes.product_invariants import done_sides_carry_codes
 from ptq4vit_onnx.passes.quantize_activations import choose_sign
+from ptq4vit_onnx.passes.tensors import Array, computed_input, maker_of, read_instead, values_of
 from ptq4vit_onnx.passes.trace_columns import Trace, trace_columns
-from ptq4vit_onnx.passes.work import Product, Work
+from ptq4vit_onnx.passes.work import Product, Violation, Work, invariant
 from ptq4vit_onnx.plan.quantizers import Uniform
-
-Array = np.ndarray[Any, Any]
+from ptq4vit_onnx.plan.sites import Attention
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,17 @@ class Side:
         return np.where(own, self.trace.factor / heads[self.trace.heads], 0.0)
 
 
+@invariant("a linear whose output is quantised where it is computed feeds both sides of Q @ K^T and the right of P @ V")
+def folded_sides_are_complete(work: Work) -> Iterator[Violation]:
+    folded = {node.name for node in work.graph.nodes if node.name.endswith("/out/QuantizeLinear")}
+    for product in work.weight_products:
+        if f"{product.name}/out/QuantizeLinear" in folded:
+            attention = Attention.around(product.site)
+            scores, values = work.product(attention.qk), work.product(attention.pv)
+            if not (scores.lhs_done and scores.rhs_done and values.rhs_done):
+                yield product.violation("not all of q, k and v carry codes")
+
+
 class FoldHeadScales(Pass):
     """Quantise a fused qkv linear's output once, right where it is computed; what follows moves bytes.
 
@@ -50,11 +61,13 @@ class FoldHeadScales(Pass):
     The linear then computes in units of its consumers' scales: its column for head h is dequantised with
     scale / D_h, its bias divided by D_h, and the attention scale is multiplied in. The integer weights do not
     change. The products behind are multiplied by D_h of both sides afterwards (RestoreHeadScales).
-    Sides whose way from a linear is not pure movement are left to QuantizeActivations: correct, but slower. So are
-    those of a linear that makes k and v alone, or one of the three: whoever checks the file knows the fused one.
+    Sides that are not moved data of one linear are left to QuantizeActivations: correct, but slower. So are
+    those of a linear that makes k and v alone, or one of the three: the proof of a file expects the fused one.
     """
 
-    requires = ("QuantizeWeights",)
+    # ShapeBiases: the bias is the second input of SITE/Add. SplitOutliers: both products of a site are scaled.
+    requires = ("DropNoOps", "ShapeBiases", "SplitOutliers", "QuantizeWeights")
+    ensures = (folded_sides_are_complete, done_sides_carry_codes)
 
     def apply(self, work: Work) -> int:
         sides: dict[int, list[Side]] = {}
@@ -76,17 +89,14 @@ class FoldHeadScales(Pass):
         readers = list(source.outputs)
         codes = _common_codes(sides)
         quantized = add_quantize(work, source, codes, f"{linear.name}/out")
-        for reader in readers:
-            reader.inputs = [quantized if item is source else item for item in reader.inputs]
+        read_instead(readers, source, quantized)
         for side in sides:
             self._dequantize(work, side, codes)
 
     def _dequantize(self, work: Work, side: Side, common: ByteCodes) -> None:
         """End the bytes' way: skip the multiplications, and stand a DequantizeLinear before the product."""
         for node in side.trace.multiplications:
-            data = next(item for item in node.inputs if not isinstance(item, gs.Constant))
-            for reader in list(node.outputs[0].outputs):
-                reader.inputs = [data if item is node.outputs[0] else item for item in reader.inputs]
+            read_instead(node.outputs[0].outputs, node.outputs[0], computed_input(node))
         scales, product = np.asarray(side.quantizer.scale, np.float32), side.product
         same = bool((scales == scales[0]).all())
         own = _own_codes(side, common, float(scales[0]) if same else 1.0)
@@ -112,47 +122,35 @@ def _sides(work: Work) -> Iterator[Side]:
         for index, quantizer in enumerate((product.lhs, product.rhs)):
             if isinstance(quantizer, Uniform) and not (index == 0 and product.plan.lhs_source == "softmax"):
                 end = product.node.inputs[index]
-                trace = trace_columns(end, head_count(end))
+                trace = trace_columns(end, _head_count(end))
                 if trace is not None and len(quantizer.scale) in (1, trace.heads.max() + 1):
                     yield Side(product, index, quantizer, trace)
 
 
-def head_count(tensor: Any) -> int:
+def _head_count(tensor: gs.Tensor) -> int:
     """Length of axis -3 of [.., heads, rows, columns]; 0 where it is unknown."""
-    shape = tensor.shape
-    return shape[-3] if shape is not None and len(shape) >= 3 and isinstance(shape[-3], int) else 0
+    heads = tensor.shape[-3] if tensor.shape is not None and len(tensor.shape) >= 3 else 0
+    return heads if isinstance(heads, int) else 0
 
 
 def _linears(work: Work) -> dict[str, Product]:
     """Main products with a weight, by the tensor that holds their output with bias and outliers."""
-    found = {}
-    for product in work.products:
-        if product.has_weight and not str(product.node.name).endswith(".outliers"):
-            found[_end_of(product).name] = product
-    return found
-
-
-def _end_of(product: Product) -> Any:
-    """The product's output, behind its own Adds (outliers, bias)."""
-    own = (f"{product.site}/Add", f"{product.site}/outliers/Add")
-    tensor = product.node.outputs[0]
-    while len(tensor.outputs) == 1 and tensor.outputs[0].name in own:
-        tensor = tensor.outputs[0].outputs[0]
-    return tensor
+    main = (item for item in work.weight_products if not item.is_narrow)
+    return {[product.node, *product.adds][-1].outputs[0].name: product for product in main}
 
 
 def _is_qkv(site: str, sides: list[Side]) -> bool:
     """Does the linear make q, k and v of its own attention, a third of its columns each, in this order?"""
-    stem = site.rpartition(".")[0]
-    by_name = {f"{side.product.site}/{side.index}": side for side in sides}
-    wanted = [f"{stem}.{what}".lstrip(".") for what in ("qk/0", "qk/1", "pv/1")]
+    attention = Attention.around(site)
+    by_name = {(side.product.site, side.index): side for side in sides}
+    wanted = [(attention.qk, 0), (attention.qk, 1), (attention.pv, 1)]
     if sorted(by_name) != sorted(wanted) or len(sides[0].trace.heads) % 3:
         return False
     thirds = [np.split(by_name[name].trace.heads >= 0, 3)[place] for place, name in enumerate(wanted)]
     return all(bool(third.all()) for third in thirds)
 
 
-def _covers(sides: list[Side], ends: list[Any]) -> bool:
+def _covers(sides: list[Side], ends: list[gs.Tensor]) -> bool:
     """Does every column go to exactly one side, and nobody else read anything on the way?"""
     owners = sum((side.trace.heads >= 0).astype(int) for side in sides)
     nodes = {id(node) for side in sides for node in (*side.trace.nodes, side.product.node)}
@@ -181,23 +179,13 @@ def _scale_columns(work: Work, site: str, factors: Array) -> None:
     """Multiply a linear's output by one factor per column, in its dequantisation scales and its bias."""
     for product in work.products:
         if product.site == site:
-            dequantize = product.node.inputs[1].inputs[0]
-            scale = dequantize.inputs[1].values.astype(np.float64) * factors
+            dequantize = maker_of(product.node.inputs[1])
+            assert dequantize is not None
+            scale = values_of(dequantize.inputs[1]).astype(np.float64) * factors
             name = f"{product.name}/weight/scale_in_heads"
             dequantize.inputs[1] = work.constant(name, scale.astype(np.float32))
             dequantize.attrs["axis"] = 1
-    end = work.product(site).node.outputs[0]
-    for node in _adds_behind(end, site):
-        bias = node.inputs[1].values.astype(np.float64) * factors
-        node.inputs[1] = gs.Constant(f"{site}/bias_in_heads", bias.astype(np.float32))
-
-
-def _adds_behind(tensor: Any, site: str) -> list[Any]:
-    """The bias Add of `site` behind its product's output."""
-    found = []
-    while len(tensor.outputs) == 1 and tensor.outputs[0].op == "Add":
-        node = tensor.outputs[0]
+    for node in work.product(site).adds:
         if node.name == f"{site}/Add":
-            found.append(node)
-        tensor = node.outputs[0]
-    return found
+            bias = values_of(node.inputs[1]).astype(np.float64) * factors
+            node.inputs[1] = gs.Constant(f"{site}/bias_in_heads", bias.astype(np.float32))

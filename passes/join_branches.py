@@ -1,10 +1,9 @@
-"""The two branches of a twin become one product, or two that are added."""
+"""Make one product of the two branches of a twin, or two that are added."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.passes.byte_codes import add_dequantize
 from ptq4vit_onnx.passes.twin_codes import coarse_bytes, fine_bytes, merged_bytes, merges
@@ -12,7 +11,7 @@ from ptq4vit_onnx.passes.work import Product, Work, scalar
 from ptq4vit_onnx.plan.quantizers import TwinGelu, TwinSoftmax
 
 
-def give_branches(work: Work, product: Product, fine: Any, coarse: Any) -> None:
+def give_branches(work: Work, product: Product, fine: gs.Tensor, coarse: gs.Tensor) -> None:
     """Feed the product with the branches' bytes: merged where that is exact, else through a second product.
 
     The second product reads the same right side, and its name is SITE/MatMul.coarse.
@@ -32,7 +31,7 @@ def give_branches(work: Work, product: Product, fine: Any, coarse: Any) -> None:
     product.lhs_done = True
 
 
-def _merge(work: Work, twin: TwinSoftmax | TwinGelu, name: str, fine: Any, coarse: Any) -> Any:
+def _merge(work: Work, twin: TwinSoftmax | TwinGelu, name: str, fine: gs.Tensor, coarse: gs.Tensor) -> gs.Tensor:
     """Bytes fine + coarse * 2^shift: one of the two stands at its zero point, so the sum fits."""
     step = work.constant(f"{name}/lhs/twin/step", scalar(2**twin.shift, np.uint8))
     aligned = work.add("Mul", f"{name}/lhs/twin/Mul", [coarse, step])

@@ -1,10 +1,9 @@
-"""Quantise and dequantise pairs on activations."""
+"""Put a quantise/dequantise pair in front of activations."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.byte_codes import (
@@ -15,6 +14,7 @@ from ptq4vit_onnx.passes.byte_codes import (
     bytes_of,
     fits_signed,
 )
+from ptq4vit_onnx.passes.product_invariants import done_sides_carry_codes, plain_sides_are_done
 from ptq4vit_onnx.passes.twin_codes import largest_byte
 from ptq4vit_onnx.passes.work import Product, Work
 from ptq4vit_onnx.plan.quantizers import Affine, Uniform
@@ -28,11 +28,12 @@ class QuantizeActivations(Pass):
         x -> MatMul      becomes      x -> QuantizeLinear -> DequantizeLinear -> MatMul
 
     One scale per head: x is divided by the heads' scales first and the product's output multiplied by them,
-    because ONNX Runtime melts only a DequantizeLinear with one scale into the product. Twins have passes of
+    because ONNX Runtime fuses only a DequantizeLinear with one scale into the product. Twins have passes of
     their own.
     """
 
-    requires = ("QuantizeWeights", "FoldHeadScales")
+    requires = ("SplitOutliers", "QuantizeWeights", "FoldHeadScales")
+    ensures = (plain_sides_are_done, done_sides_carry_codes)
 
     def apply(self, work: Work) -> int:
         sides = 0
@@ -63,7 +64,7 @@ class QuantizeActivations(Pass):
             x, codes = choose_sign(work, product, x, codes, name)
         product.node.inputs[side] = add_dequantize(work, x, codes, name)
 
-    def _divide(self, work: Work, product: Product, quantizer: Uniform | Affine, x: Any, name: str) -> Any:
+    def _divide(self, work: Work, product: Product, quantizer: Uniform | Affine, x: gs.Tensor, name: str) -> gs.Tensor:
         """x [.., heads, rows, columns] in units of its heads' scales."""
         if quantizer.axis != -3 or (isinstance(quantizer, Affine) and len(set(quantizer.zero_point)) > 1):
             raise self.refuse(
@@ -76,7 +77,7 @@ class QuantizeActivations(Pass):
         return work.add("Div", f"{name}/Div", [x, work.constant(f"{name}/head_scales", heads.reshape(-1, 1, 1))])
 
 
-def choose_sign(work: Work, product: Product, x: Any, codes: ByteCodes, name: str) -> tuple[Any, ByteCodes]:
+def choose_sign(work: Work, product: Product, x: gs.Tensor, codes: ByteCodes, name: str) -> tuple[gs.Tensor, ByteCodes]:
     """The right side of a product of two activations: int8 where that is exact on every CPU, else uint8."""
     softmax = product.plan.lhs_source == "softmax"
     largest = largest_byte(product.lhs, None, never_negative=softmax)

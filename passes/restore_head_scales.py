@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.passes.a_pass import Pass
-from ptq4vit_onnx.passes.work import Work
+from ptq4vit_onnx.passes.tensors import Array, only_reader
+from ptq4vit_onnx.passes.work import Product, Violation, Work, invariant
+
+
+@invariant("every product in units of its heads' scales is multiplied by them right behind it")
+def head_scales_are_back(work: Work) -> Iterator[Violation]:
+    for product in work.products:
+        if product.head_scales is None:
+            continue
+        last = [product.node, *product.adds][-1]
+        reader = only_reader(last.outputs[0])
+        factors = reader.inputs[1] if reader is not None and reader.op == "Mul" else None
+        if not isinstance(factors, gs.Constant):
+            yield product.violation("its output is not read by a Mul alone")
+        elif not np.array_equal(factors.values, _factors(product.head_scales)):
+            yield product.violation("its output is multiplied by other factors")
 
 
 class RestoreHeadScales(Pass):
@@ -16,17 +34,20 @@ class RestoreHeadScales(Pass):
     Scales of both sides, and of the folded attention scale, are one Mul.
     """
 
-    requires = ("QuantizeActivations",)
+    requires = ("FoldHeadScales", "QuantizeActivations")
+    ensures = (head_scales_are_back,)
 
     def apply(self, work: Work) -> int:
-        scaled = [item for item in work.products if item.head_scales is not None]
-        for product in scaled:
-            assert product.head_scales is not None
-            factors = product.head_scales.astype(np.float32).reshape(-1, 1, 1)
-            work.append_to(
-                product.node,
-                "Mul",
-                f"{product.name}/Mul",
-                work.constant(f"{product.name}/head_scales", factors),
-            )
+        scaled = [(item, item.head_scales) for item in work.products if item.head_scales is not None]
+        for product, scales in scaled:
+            self._multiply(work, product, scales)
         return len(scaled)
+
+    def _multiply(self, work: Work, product: Product, scales: Array) -> None:
+        factors = work.constant(f"{product.name}/head_scales", _factors(scales))
+        work.append_to(product.node, "Mul", f"{product.name}/Mul", factors)
+
+
+def _factors(scales: Array) -> Array:
+    """float32 [heads, 1, 1], which multiplies [.., heads, rows, columns] head by head."""
+    return scales.astype(np.float32).reshape(-1, 1, 1)

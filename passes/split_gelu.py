@@ -1,10 +1,11 @@
-"""The twin quantisation of GELU's output, as two branches or as one."""
+"""Quantise GELU's output as a twin: negatives and positives take steps of their own."""
 
 from __future__ import annotations
 
 from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.byte_codes import add_clip, add_quantize
 from ptq4vit_onnx.passes.join_branches import give_branches
+from ptq4vit_onnx.passes.product_invariants import split_twins
 from ptq4vit_onnx.passes.twin_codes import fine_bytes, gelu_bytes
 from ptq4vit_onnx.passes.work import Product, Work
 from ptq4vit_onnx.plan.quantizers import TwinGelu
@@ -24,7 +25,9 @@ class SplitGelu(Pass):
     product.
     """
 
-    requires = ("RestoreHeadScales",)
+    # QuantizeWeights: whether the branches fit one product depends on the codes; both read the quantised right side
+    requires = ("QuantizeWeights", "QuantizeActivations", "RestoreHeadScales")
+    ensures = (split_twins(TwinGelu),)
 
     def apply(self, work: Work) -> int:
         products = [item for item in work.products if isinstance(item.lhs, TwinGelu)]

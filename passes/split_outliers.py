@@ -1,12 +1,35 @@
-"""Outlier channels get a product of their own."""
+"""Give outlier channels a product of their own."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.passes.a_pass import Pass
-from ptq4vit_onnx.passes.work import Product, Work, integers
+from ptq4vit_onnx.passes.tensors import Array, values_of
+from ptq4vit_onnx.passes.work import Product, Violation, Work, integers, invariant
+
+
+@invariant("outlier channels have zeros in the main product's weight, and one row each in the narrow one's")
+def outliers_are_apart(work: Work) -> Iterator[Violation]:
+    narrow = {product.site: product for product in work.products if product.is_narrow}
+    for product in work.products:
+        outliers = product.plan.outliers
+        if outliers is None or product.is_narrow:
+            continue
+        if _weight_of(product)[list(outliers.channels)].any():
+            yield product.violation(f"its rows {list(outliers.channels)} are not zero")
+        if product.site not in narrow:
+            yield product.violation("its outliers have no product")
+        elif len(_weight_of(narrow[product.site])) != len(outliers.channels):
+            yield narrow[product.site].violation(f"it should have {len(outliers.channels)} rows")
+
+
+def _weight_of(product: Product) -> Array:
+    """Its codes, once they are known; else its float weight [inputs, outputs]."""
+    return values_of(product.node.inputs[1]) if product.codes is None else product.codes
 
 
 class SplitOutliers(Pass):
@@ -18,7 +41,9 @@ class SplitOutliers(Pass):
     Refuses channels that the weight does not have.
     """
 
-    requires = ("UnifyProducts",)
+    # FoldChannels changes the weights; both it and ShapeBiases find the bias right behind the product
+    requires = ("UnifyProducts", "FoldChannels", "ShapeBiases")
+    ensures = (outliers_are_apart,)
 
     def apply(self, work: Work) -> int:
         products = [item for item in work.products if item.plan.outliers is not None]
@@ -29,7 +54,7 @@ class SplitOutliers(Pass):
     def _split(self, work: Work, product: Product) -> None:
         outliers, site, node = product.plan.outliers, product.site, product.node
         assert outliers is not None
-        weight = node.inputs[1].values
+        weight = values_of(node.inputs[1])
         channels = np.asarray(outliers.channels, np.int64)
         if len(set(outliers.channels)) != len(channels) or not (channels >= 0).all() or channels.max() >= len(weight):
             raise self.refuse(

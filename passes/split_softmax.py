@@ -1,15 +1,15 @@
-"""The twin quantisation of softmax, as two branches or as one."""
+"""Quantise softmax's output as a twin: small and large probabilities take steps of their own."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.byte_codes import add_quantize
 from ptq4vit_onnx.passes.join_branches import give_branches
+from ptq4vit_onnx.passes.product_invariants import split_twins
 from ptq4vit_onnx.passes.twin_codes import coarse_bytes, fine_bytes
 from ptq4vit_onnx.passes.work import Product, Work, scalar
 from ptq4vit_onnx.plan.quantizers import TwinSoftmax
@@ -26,7 +26,9 @@ class SplitSoftmax(Pass):
     Where the aligned codes fit a byte, the two are added as bytes and there is one product.
     """
 
-    requires = ("RestoreHeadScales",)
+    # QuantizeActivations: both branches read the quantised right side. RestoreHeadScales: they share its Mul.
+    requires = ("QuantizeActivations", "RestoreHeadScales")
+    ensures = (split_twins(TwinSoftmax),)
 
     def apply(self, work: Work) -> int:
         products = [item for item in work.products if isinstance(item.lhs, TwinSoftmax)]
@@ -48,7 +50,7 @@ class SplitSoftmax(Pass):
         give_branches(work, product, fine, coarse)
 
 
-def _below(work: Work, p: Any, split: float, name: str) -> Any:
+def _below(work: Work, p: gs.Tensor, split: float, name: str) -> gs.Tensor:
     """Bytes 1 where p < split, else 0. The split is a power of two, so comparing floats is exact."""
     below = work.add("Less", f"{name}/Less", [p, work.constant(f"{name}/split", scalar(split, np.float32))])
     return work.add("Cast", f"{name}/Cast", [below], to=onnx.TensorProto.UINT8)

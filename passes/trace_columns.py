@@ -1,18 +1,17 @@
-"""Follow a tensor back through operations that only move data, and learn which head each column becomes."""
+"""Follow a tensor back through operations that only move data, to learn which head each column becomes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from onnx.reference import ReferenceEvaluator
 
-MOVES = ("Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Split", "Gather", "Identity")
-
-Array = np.ndarray[Any, Any]
+from ptq4vit_onnx.graph.movement import REARRANGING_OR_PICKING
+from ptq4vit_onnx.passes.tensors import Array, computed_input, constant_inputs, maker_of, values_of, whole_lengths
 
 
 @dataclass(frozen=True)
@@ -24,55 +23,56 @@ class Trace:
     column of the source the head it becomes, -1 for columns that do not come here.
     """
 
-    source: Any
-    moves: tuple[Any, ...]
-    multiplications: tuple[Any, ...]
+    source: gs.Tensor
+    moves: tuple[gs.Node, ...]
+    multiplications: tuple[gs.Node, ...]
     factor: float
     heads: Array
 
     @property
-    def nodes(self) -> tuple[Any, ...]:
+    def nodes(self) -> tuple[gs.Node, ...]:
         return self.moves + self.multiplications
 
 
-def trace_columns(end: Any, head_count: int) -> Trace | None:
+def trace_columns(end: gs.Tensor, head_count: int) -> Trace | None:
     """The trace that ends in `end` [.., heads, rows, columns]; None where `end` is not just moved data."""
-    moves: list[Any] = []
-    multiplications: list[Any] = []
+    moves: list[gs.Node] = []
+    multiplications: list[gs.Node] = []
     factor, tensor = np.float32(1), end
-    while tensor.inputs and (moves_data(tensor.inputs[0]) or _number(tensor.inputs[0]) is not None):
-        node = tensor.inputs[0]
+    while (node := maker_of(tensor)) is not None:
         number = _number(node)
-        if number is None:
-            moves.insert(0, node)
-        else:
+        if number is not None:
             multiplications.append(node)
             factor = np.float32(factor * number)
-        tensor = next(item for item in node.inputs if not isinstance(item, gs.Constant))
+        elif _moves_data(node):
+            moves.insert(0, node)
+        else:
+            break
+        tensor = computed_input(node)
     heads = _heads_of_columns(tensor, end, moves, multiplications, head_count)
     return heads if heads is None else Trace(tensor, tuple(moves), tuple(multiplications), float(factor), heads)
 
 
-def moves_data(node: Any) -> bool:
+def _moves_data(node: gs.Node) -> bool:
     """Does the node only move the data of its first input, by constant rules?"""
-    return node.op in MOVES and all(isinstance(item, gs.Constant) for item in node.inputs[1:])
+    return node.op in REARRANGING_OR_PICKING and all(isinstance(item, gs.Constant) for item in node.inputs[1:])
 
 
-def _number(node: Any) -> np.float32 | None:
+def _number(node: gs.Node) -> np.float32 | None:
     """c of a Mul(x, c) by one constant number."""
-    if node.op != "Mul":
-        return None
-    numbers = [item.values for item in node.inputs if isinstance(item, gs.Constant) and item.values.size == 1]
+    numbers = [item.values for item in constant_inputs(node) if item.values.size == 1] if node.op == "Mul" else []
     return np.float32(numbers[0].reshape(())) if len(numbers) == 1 else None
 
 
 def _heads_of_columns(
-    source: Any, end: Any, moves: list[Any], multiplications: list[Any], head_count: int
+    source: gs.Tensor, end: gs.Tensor, moves: list[gs.Node], multiplications: list[gs.Node], head_count: int
 ) -> Array | None:
     """Send the columns' numbers down the moves and see in which head each arrives."""
-    if source.shape is None or not all(isinstance(length, int) for length in source.shape[1:]):
+    lengths = None if source.shape is None else whole_lengths(source.shape[1:])
+    if lengths is None or not source.shape:
         return None
-    shape = [length if isinstance(length, int) else 1 for length in source.shape]
+    first = source.shape[0]
+    shape = [first if isinstance(first, int) else 1, *lengths]
     numbers = np.broadcast_to(np.arange(shape[-1], dtype=np.int64), shape)
     arrived = _run(moves, multiplications, source, end, numbers)
     if arrived.ndim < 3 or arrived.shape[-3] != head_count:
@@ -86,18 +86,23 @@ def _heads_of_columns(
     return heads
 
 
-def _run(moves: list[Any], multiplications: list[Any], source: Any, end: Any, numbers: Array) -> Array:
+def _run(
+    moves: list[gs.Node], multiplications: list[gs.Node], source: gs.Tensor, end: gs.Tensor, numbers: Array
+) -> Array:
     """The moves alone, applied to `numbers`; a multiplication passes its input on."""
-    alias = {node.outputs[0].name: _data(node).name for node in multiplications}
+    passed_on = {node.outputs[0].name: computed_input(node).name for node in multiplications}
 
-    def name(tensor: Any) -> str:
-        return name_of(alias, tensor.name)
+    def name(tensor: gs.Tensor) -> str:
+        found = tensor.name
+        while found in passed_on:
+            found = passed_on[found]
+        return found
 
     nodes = []
     constants = {}
     for node in moves:
         for item in node.inputs[1:]:
-            constants[item.name] = onnx.numpy_helper.from_array(np.asarray(item.values), item.name)
+            constants[item.name] = onnx.numpy_helper.from_array(values_of(item), item.name)
         inputs = [name(node.inputs[0]), *(item.name for item in node.inputs[1:])]
         nodes.append(onnx.helper.make_node(node.op, inputs, [item.name for item in node.outputs], **node.attrs))
     value = onnx.helper.make_tensor_value_info
@@ -109,15 +114,4 @@ def _run(moves: list[Any], multiplications: list[Any], source: Any, end: Any, nu
         list(constants.values()),
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)])
-    result: Array = ReferenceEvaluator(model).run(None, {source.name: numbers})[0]
-    return result
-
-
-def name_of(alias: dict[str, str], name: str) -> str:
-    while name in alias:
-        name = alias[name]
-    return name
-
-
-def _data(multiplication: Any) -> Any:
-    return next(item for item in multiplication.inputs if not isinstance(item, gs.Constant))
+    return cast(list[Array], ReferenceEvaluator(model).run(None, {source.name: numbers}))[0]

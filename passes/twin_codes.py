@@ -6,15 +6,12 @@ tensor is one tensor of step D1. If its codes fit eight bits, one product replac
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ptq4vit_onnx.passes.byte_codes import ByteCodes, bytes_of
+from ptq4vit_onnx.passes.tensors import Array
 from ptq4vit_onnx.plan.quantizers import GELU_MINIMUM, Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.plan.weight_codes import saturating_pairs
-
-Array = np.ndarray[Any, Any]
 
 
 def fine_bytes(twin: TwinSoftmax | TwinGelu) -> ByteCodes:

@@ -1,15 +1,23 @@
-"""Linear layers in one form."""
+"""Bring linear layers into one form."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.passes.a_pass import Pass
-from ptq4vit_onnx.passes.embed_patches import replace_tensor
-from ptq4vit_onnx.passes.work import Product, Work, integers
+from ptq4vit_onnx.passes.product_invariants import matrix_products
+from ptq4vit_onnx.passes.tensors import constant_inputs, only_reader, replace_tensor, shape_of
+from ptq4vit_onnx.passes.work import Product, Violation, Work, integers, invariant
+
+
+@invariant("the left side of no planned linear has two axes", until="QuantizeActivations")
+def left_sides_are_no_matrices(work: Work) -> Iterator[Violation]:
+    for product in work.products:
+        if product.plan.kind == "linear" and len(product.node.inputs[0].shape or ()) == 2:
+            yield product.violation("ONNX Runtime would compute it as a float Gemm")
 
 
 class UnifyProducts(Pass):
@@ -18,10 +26,12 @@ class UnifyProducts(Pass):
         Gemm(x, W, b)     becomes     Unsqueeze -> MatMul -> Add -> Squeeze
 
     The left side gets rank three, because ONNX Runtime turns a MatMul of rank two and its bias Add back
-    into a float Gemm. Refuses right sides that are no constant.
+    into a float Gemm. Refuses right sides that are no constant matrix.
     """
 
-    requires = ("FindProducts",)
+    # DropUnreadRows reads shapes and the order of nodes, which this pass does not keep up
+    requires = ("FindProducts", "DropUnreadRows")
+    ensures = (matrix_products("linear"), left_sides_are_no_matrices)
 
     def apply(self, work: Work) -> int:
         products = [item for item in work.products if item.plan.kind == "linear"]
@@ -33,6 +43,10 @@ class UnifyProducts(Pass):
         node = product.node
         if len(node.inputs) < 2 or not isinstance(node.inputs[1], gs.Constant):
             raise self.refuse(product.site, node.name, "the right side of a linear must be a constant")
+        if len(node.inputs[1].shape) != 2:
+            raise self.refuse(
+                product.site, node.name, f"expected a weight of two axes, got shape {list(node.inputs[1].shape)}"
+            )
         if node.op == "MatMul" and len(node.inputs[0].shape or ()) != 2:
             return
         bias, end = self._bias(product)
@@ -47,9 +61,9 @@ class UnifyProducts(Pass):
         if bias is not None:
             out = work.add("Add", f"{site}/Add", [out, bias])
         out = work.add("Squeeze", f"{site}/Squeeze", [out, first])
-        replace_tensor(work, end, out)
+        replace_tensor(end, out)
 
-    def _bias(self, product: Product) -> tuple[Any | None, Any]:
+    def _bias(self, product: Product) -> tuple[gs.Tensor | None, gs.Tensor]:
         """The bias, if there is one, and the tensor behind it."""
         node = product.node
         if node.op == "MatMul":
@@ -57,18 +71,17 @@ class UnifyProducts(Pass):
             if add is None:
                 return None, node.outputs[0]
             add.name = f"{product.site}/float_bias"
-            return next(item for item in add.inputs if isinstance(item, gs.Constant)), add.outputs[0]
+            return constant_inputs(add)[0], add.outputs[0]
         plain = node.attrs.get("alpha", 1.0) == 1.0 and node.attrs.get("beta", 1.0) == 1.0
         if not plain or node.attrs.get("transA", 0):
             raise self.refuse(product.site, node.name, f"expected a plain Gemm, got {dict(node.attrs)}")
         return (node.inputs[2] if len(node.inputs) > 2 else None), node.outputs[0]
 
 
-def bias_add(node: Any) -> Any | None:
+def bias_add(node: gs.Node) -> gs.Node | None:
     """The Add of a constant vector right behind a product, if that is all that reads the product."""
-    readers = list(node.outputs[0].outputs)
-    if len(readers) != 1 or readers[0].op != "Add":
+    reader = only_reader(node.outputs[0])
+    if reader is None or reader.op != "Add":
         return None
-    constants = [item for item in readers[0].inputs if isinstance(item, gs.Constant)]
-    outputs = node.inputs[1].values.shape[-1]
-    return readers[0] if len(constants) == 1 and constants[0].values.shape == (outputs,) else None
+    constants, outputs = constant_inputs(reader), shape_of(node.inputs[1])[-1]
+    return reader if len(constants) == 1 and list(constants[0].shape) == [outputs] else None

@@ -38,7 +38,7 @@ from ptq4vit_onnx.runtime.session import optimised_model
 
 MISSING = "not found"
 LARGEST_CODE = 255
-_SHORT = {TensorProto.UINT8: "u8", TensorProto.INT8: "s8", TensorProto.FLOAT: "float"}
+_SHORT: dict[int, str] = {TensorProto.UINT8: "u8", TensorProto.INT8: "s8", TensorProto.FLOAT: "float"}
 
 
 @dataclass(frozen=True)

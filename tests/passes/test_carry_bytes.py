@@ -10,27 +10,29 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ptq4vit_onnx.passes import quantize
+from ptq4vit_onnx.passes.tensors import Array
 from ptq4vit_onnx.plan.quantizers import Uniform
 from ptq4vit_onnx.plan.scale_plan import SitePlan
+from tests.passes.small_models import Small
 
 PLAN = SitePlan("linear", "other", Uniform(6, (0.0625,)), Uniform(8, (0.015625,)))
 
 
-Move = tuple[str, list[Any], dict[str, Any]]
+Move = tuple[str, list[str | tuple[int, ...]], dict[str, Any]]
 
 
-def moved_linear(moves: list[Move], outputs: list[str]) -> Any:
+def moved_linear(moves: list[Move], outputs: list[str]) -> onnx.ModelProto:
     """x [batch, 4, 6] -> moves -> fc. A move is (operation, inputs: constants or names, attributes)."""
-    nodes: list[Any] = []
-    constants: list[Any] = []
+    nodes: list[onnx.NodeProto] = []
+    constants: list[onnx.TensorProto] = []
     x = "x"
     for number, (operation, inputs, attributes) in enumerate(moves):
         names = []
-        for value in inputs:
-            if isinstance(value, str):
-                names.append(value)
+        for item in inputs:
+            if isinstance(item, str):
+                names.append(item)
             else:
-                constants.append(numpy_helper.from_array(np.asarray(value, np.int64), f"c{len(constants)}"))
+                constants.append(numpy_helper.from_array(np.asarray(item, np.int64), f"c{len(constants)}"))
                 names.append(constants[-1].name)
         feed = names if operation == "Concat" or any(n.startswith("m") or n == "x" for n in names) else [x, *names]
         x = f"m{number}"
@@ -64,17 +66,17 @@ PADDED: list[Move] = [*ROLL, ("Pad", [(0,) * 6], {})]
 PICK: list[Move] = [("Slice", ["x", (0,), (1,), (1,)], {})]
 
 
-def order_of(model: Any) -> list[str]:
+def order_of(model: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in model.graph.node if node.op_type not in ("DequantizeLinear", "MatMul")]
 
 
 @pytest.fixture
-def x(random: Any) -> Any:
+def x(random: np.random.Generator) -> Array:
     return random.standard_normal((3, 4, 6)).astype(np.float32) * 2
 
 
 @pytest.mark.parametrize("moves", [TURN, ROLL, PADDED], ids=["turn", "roll", "roll, padded by nothing"])
-def test_bytes_are_moved_instead_of_floats(moves: Any, small: Any, x: Any) -> None:
+def test_bytes_are_moved_instead_of_floats(moves: list[Move], small: Small, x: Array) -> None:
     model = moved_linear(moves, [])
     quantized, report = quantize(model, small.plan({"fc": PLAN}))
     assert report.places["CarryBytes"] == 1
@@ -90,14 +92,14 @@ def test_bytes_are_moved_instead_of_floats(moves: Any, small: Any, x: Any) -> No
     assert executed.by_name["fc/MatMul"] == "MatMulIntegerToFloat"
 
 
-def test_what_is_thrown_away_is_not_quantised(small: Any) -> None:
+def test_what_is_thrown_away_is_not_quantised(small: Small) -> None:
     quantized, report = quantize(moved_linear(PICK, []), small.plan({"fc": PLAN}))
     assert report.places["CarryBytes"] == 0
     assert order_of(quantized)[:2] == ["Slice", "QuantizeLinear"]
 
 
 @pytest.mark.parametrize("shown", ["m1", "m2"])
-def test_floats_that_are_shown_to_others_stay_floats(shown: str, small: Any, x: Any) -> None:
+def test_floats_that_are_shown_to_others_stay_floats(shown: str, small: Small, x: Array) -> None:
     model = moved_linear(TURN, [shown])
     quantized, _ = quantize(model, small.plan({"fc": PLAN}))
     np.testing.assert_array_equal(small.fetch(quantized, x, shown)[0], small.fetch(model, x, shown)[0])

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+import onnx
 import pytest
 from onnx import helper, numpy_helper
 
 from ptq4vit_onnx.passes import quantize
 from ptq4vit_onnx.plan.quantizers import Uniform
 from ptq4vit_onnx.plan.scale_plan import SitePlan
+from tests.passes.small_models import Small
 
 PLAN = SitePlan("linear", "other", Uniform(8, (0.03125,)), Uniform(8, (0.015625,)))
 
 
-def padded(small: Any, amount: int) -> Any:
+def padded(small: Small, amount: int) -> onnx.ModelProto:
     """The small linear with a Pad of `amount` tokens and an Identity in front."""
     model = small.linear(2)
     pads = np.asarray([0, 0, 0, 0, amount, 0], np.int64)
@@ -32,7 +32,7 @@ def padded(small: Any, amount: int) -> Any:
 
 
 @pytest.mark.parametrize(("amount", "dropped"), [(0, 2), (1, 1)])
-def test_only_a_pad_by_nothing_is_dropped(amount: int, dropped: int, small: Any, random: Any) -> None:
+def test_only_a_pad_by_nothing_is_dropped(amount: int, dropped: int, small: Small, random: np.random.Generator) -> None:
     model, x = padded(small, amount), random.standard_normal((2, 5, 12)).astype(np.float32)
     quantized, report = quantize(model, small.plan({"fc": PLAN}))
     assert report.places["DropNoOps"] == dropped
@@ -43,7 +43,7 @@ def test_only_a_pad_by_nothing_is_dropped(amount: int, dropped: int, small: Any,
     np.testing.assert_allclose(output, expected + small.weight(model, "fc.bias"), atol=1e-5)
 
 
-def test_an_identity_that_names_an_output_is_kept(small: Any, random: Any) -> None:
+def test_an_identity_that_names_an_output_is_kept(small: Small, random: np.random.Generator) -> None:
     model, x = small.linear(2), random.standard_normal((2, 5, 12)).astype(np.float32)
     model.graph.node.append(helper.make_node("Identity", [model.graph.output[0].name], ["logits"], "Identity"))
     model.graph.output[0].name = "logits"

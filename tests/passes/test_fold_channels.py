@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ptq4vit_onnx.passes import PassError, quantize
 from ptq4vit_onnx.passes.fold_channels import FoldChannels
+from ptq4vit_onnx.passes.tensors import Array
 from ptq4vit_onnx.plan.channel_fold import Channels
 from ptq4vit_onnx.plan.quantizers import Uniform
 from ptq4vit_onnx.plan.scale_plan import SitePlan
+from tests.passes.small_models import Batch, Small
 
 WIDTH = 12
 CHANNELS = Channels("norm", tuple(2.0 ** (n % 5 - 2) for n in range(WIDTH)), tuple(n / 4 - 1 for n in range(WIDTH)))
@@ -20,13 +21,15 @@ PLAN = SitePlan("linear", "other", Uniform(8, (0.0625,)), Uniform(8, (0.03125,))
 
 
 @pytest.fixture
-def x(random: Any) -> Any:
+def x(random: np.random.Generator) -> Array:
     return random.standard_normal((2, 5, WIDTH)).astype(np.float32)
 
 
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize("batch", ["batch", 2])
-def test_the_product_is_of_the_folded_layers_and_runs_in_integers(batch: Any, moved: bool, small: Any, x: Any) -> None:
+def test_the_product_is_of_the_folded_layers_and_runs_in_integers(
+    batch: Batch, moved: bool, small: Small, x: Array
+) -> None:
     model = small.normed(batch, moved=moved)
     executed = small.execute(quantize(model, small.plan({"fc": PLAN}))[0], x)
     assert executed.by_name["fc/MatMul"] == "MatMulIntegerToFloat"
@@ -41,7 +44,7 @@ def test_the_product_is_of_the_folded_layers_and_runs_in_integers(batch: Any, mo
     assert error.max() <= 0.25 and (error < 1e-4).mean() > 0.95
 
 
-def test_no_node_is_added_and_the_float_graph_computes_the_same(small: Any, x: Any) -> None:
+def test_no_node_is_added_and_the_float_graph_computes_the_same(small: Small, x: Array) -> None:
     model = small.normed()
     work = small.run_until(model, small.plan({"fc": PLAN}), "FoldChannels")
     assert work.counts["FoldChannels"] == 1
@@ -50,7 +53,7 @@ def test_no_node_is_added_and_the_float_graph_computes_the_same(small: Any, x: A
     np.testing.assert_allclose(small.fetch(folded, x)[0], small.fetch(model, x)[0], rtol=1e-4, atol=1e-4)
 
 
-def test_a_plan_without_channels_changes_nothing(small: Any) -> None:
+def test_a_plan_without_channels_changes_nothing(small: Small) -> None:
     work = small.run_until(small.normed(), small.plan({"fc": replace(PLAN, channels=None)}), "FoldChannels")
     assert work.counts["FoldChannels"] == 0
 
@@ -63,29 +66,29 @@ def test_a_plan_without_channels_changes_nothing(small: Any) -> None:
         (CHANNELS, False, "channels has a shift, but the product no bias"),
     ],
 )
-def test_what_cannot_be_folded_is_refused(channels: Channels, bias: bool, message: str, small: Any) -> None:
+def test_what_cannot_be_folded_is_refused(channels: Channels, bias: bool, message: str, small: Small) -> None:
     with pytest.raises(PassError, match=f"FoldChannels: site fc.*{message}"):
         quantize(small.normed(bias=bias), small.plan({"fc": replace(PLAN, channels=channels)}))
 
 
-def test_a_product_behind_no_norm_is_refused(small: Any) -> None:
+def test_a_product_behind_no_norm_is_refused(small: Small) -> None:
     with pytest.raises(PassError, match="expected norm/LayerNormalization in front of it, found no LayerNorm"):
         quantize(small.linear(), small.plan({"fc": PLAN}))
 
 
-def test_a_norm_without_a_bias_is_refused(small: Any) -> None:
+def test_a_norm_without_a_bias_is_refused(small: Small) -> None:
     model = small.normed()
     del model.graph.node[0].input[2]
     with pytest.raises(PassError, match="the LayerNorm must have a constant weight and bias"):
         quantize(model, small.plan({"fc": PLAN}))
 
 
-def test_a_norm_whose_values_are_changed_on_the_way_is_not_the_one_in_front(small: Any) -> None:
+def test_a_norm_whose_values_are_changed_on_the_way_is_not_the_one_in_front(small: Small) -> None:
     with pytest.raises(PassError, match="expected norm/LayerNormalization in front of it, found windows/Relu"):
         quantize(small.normed(changed=True), small.plan({"fc": PLAN}))
 
 
-def test_scales_alone_need_no_bias(small: Any, x: Any) -> None:
+def test_scales_alone_need_no_bias(small: Small, x: Array) -> None:
     plan = replace(PLAN, channels=replace(CHANNELS, shift=(0.0,) * WIDTH))
     work = small.run_until(small.normed(bias=False), small.plan({"fc": plan}), "FoldChannels")
     np.testing.assert_allclose(
@@ -93,7 +96,7 @@ def test_scales_alone_need_no_bias(small: Any, x: Any) -> None:
     )
 
 
-def test_folding_twice_raises(small: Any) -> None:
+def test_folding_twice_raises(small: Small) -> None:
     work = small.run_until(small.normed(), small.plan({"fc": PLAN}), "FoldChannels")
     with pytest.raises(PassError, match="already run"):
         FoldChannels()(work)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ptq4vit_onnx.passes import quantize
-from ptq4vit_onnx.plan.quantizers import Affine
+from ptq4vit_onnx.passes.tensors import Array, values_of
+from ptq4vit_onnx.plan.quantizers import Affine, Uniform
 from ptq4vit_onnx.plan.scale_plan import Outliers
+from tests.passes.small_models import Batch, Small
 
 
 @pytest.fixture
-def x(random: Any) -> Any:
+def x(random: np.random.Generator) -> Array:
     return random.standard_normal((2, 5, 12)).astype(np.float32)
 
 
 @pytest.mark.parametrize("batch", ["batch", 2])
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("bits", [2, 4, 6, 7, 8])
-def test_attention_computes_the_plan(bits: int, heads: int, batch: Any, small: Any, x: Any) -> None:
+def test_attention_computes_the_plan(bits: int, heads: int, batch: Batch, small: Small, x: Array) -> None:
     model = small.attention(batch)
     plan = small.attention_plan(model, x, bits, heads)
     quantized, report = quantize(model, plan)
@@ -34,7 +35,7 @@ def test_attention_computes_the_plan(bits: int, heads: int, batch: Any, small: A
 
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_linear_without_bias_may_return_bytes_itself(bits: int, heads: int, small: Any, x: Any) -> None:
+def test_a_linear_without_bias_may_return_bytes_itself(bits: int, heads: int, small: Small, x: Array) -> None:
     model = small.attention(bias=False)
     plan = small.attention_plan(model, x, bits, heads)
     executed = small.execute(quantize(model, plan)[0], x)
@@ -42,7 +43,7 @@ def test_a_linear_without_bias_may_return_bytes_itself(bits: int, heads: int, sm
     np.testing.assert_allclose(executed.output, small.fake_attention(model, x, plan), atol=1e-4)
 
 
-def test_the_linear_is_quantised_once_and_what_follows_moves_bytes(small: Any, x: Any) -> None:
+def test_the_linear_is_quantised_once_and_what_follows_moves_bytes(small: Small, x: Array) -> None:
     model = small.attention()
     executed = small.execute(quantize(model, small.attention_plan(model, x))[0], x)
     assert executed.operations["QuantizeLinear"] == 4  # x, qkv's output, probabilities, proj's input
@@ -50,17 +51,17 @@ def test_the_linear_is_quantised_once_and_what_follows_moves_bytes(small: Any, x
     assert "attn/Mul" not in executed.by_name  # the attention scale is in the weights' scales
 
 
-def test_the_integer_weights_do_not_change(small: Any, x: Any) -> None:
+def test_the_integer_weights_do_not_change(small: Small, x: Array) -> None:
     model = small.attention()
     plan = small.attention_plan(model, x)
     before = small.run_until(model, plan, "QuantizeWeights").product("attn.qkv")
     after = small.run_until(model, plan, "FoldHeadScales").product("attn.qkv")
     weights = [item.node.inputs[1].inputs[0] for item in (before, after)]
-    assert np.array_equal(weights[0].inputs[0].values, weights[1].inputs[0].values)
-    assert weights[0].inputs[1].values.shape == weights[1].inputs[1].values.shape == (36,)
+    assert np.array_equal(values_of(weights[0].inputs[0]), values_of(weights[1].inputs[0]))
+    assert weights[0].inputs[1].shape == weights[1].inputs[1].shape == (36,)
 
 
-def test_different_bits_for_q_k_and_v_are_kept_apart(small: Any, x: Any) -> None:
+def test_different_bits_for_q_k_and_v_are_kept_apart(small: Small, x: Array) -> None:
     model = small.attention()
     four, six = small.attention_plan(model, x, 4), small.attention_plan(model, x, 6)
     sites = {**six.sites, "attn.pv": four.sites["attn.pv"]}
@@ -72,7 +73,7 @@ def test_different_bits_for_q_k_and_v_are_kept_apart(small: Any, x: Any) -> None
     np.testing.assert_allclose(output, small.fake_attention(model, x, plan), atol=1e-4)
 
 
-def test_a_linear_without_bias_but_with_outliers_and_correction_is_folded_too(small: Any, x: Any) -> None:
+def test_a_linear_without_bias_but_with_outliers_and_correction_is_folded_too(small: Small, x: Array) -> None:
     model = small.attention(bias=False)
     plain = small.attention_plan(model, x)
     rows = small.weight(model, "attn.qkv.weight")[[2, 5]]
@@ -85,12 +86,14 @@ def test_a_linear_without_bias_but_with_outliers_and_correction_is_folded_too(sm
     unfolded = small.run_until(model, small.plan({"attn.qkv": qkv}), "SplitGelu")
     expected = small.fetch(small.export(unfolded), x, "attn/Squeeze_0:0")[0] * np.float32(0.5)
     name = next(node.output[0] for node in quantized.graph.node if node.name == "attn.qk/lhs/DequantizeLinear")
-    factors = np.asarray(plan.sites["attn.qk"].lhs.scale, np.float32).reshape(3, 1, 1)
+    lhs = plan.sites["attn.qk"].lhs
+    assert isinstance(lhs, Uniform)
+    factors = np.asarray(lhs.scale, np.float32).reshape(3, 1, 1)
     got = small.fetch(quantized, x, name)[0] * factors
-    np.testing.assert_allclose(got, plan.sites["attn.qk"].lhs.fake_quantize(expected), atol=1e-5)
+    np.testing.assert_allclose(got, lhs.fake_quantize(expected), atol=1e-5)
 
 
-def test_an_affine_key_is_left_to_the_next_pass_and_so_are_its_neighbours(small: Any, x: Any) -> None:
+def test_an_affine_key_is_left_to_the_next_pass_and_so_are_its_neighbours(small: Small, x: Array) -> None:
     model = small.attention()
     plan = small.attention_plan(model, x)
     query = Affine(8, (0.03125,), (128,))
@@ -100,7 +103,7 @@ def test_an_affine_key_is_left_to_the_next_pass_and_so_are_its_neighbours(small:
     np.testing.assert_allclose(small.execute(quantized, x).output, small.fake_attention(model, x, plan), atol=1e-4)
 
 
-def test_a_linear_that_others_read_is_not_folded(small: Any, x: Any) -> None:
+def test_a_linear_that_others_read_is_not_folded(small: Small, x: Array) -> None:
     model = small.attention()
     model.graph.output.add().CopyFrom(next(item for item in model.graph.value_info if item.name == "attn.qkv/Add:0"))
     plan = small.attention_plan(model, x)
@@ -109,14 +112,14 @@ def test_a_linear_that_others_read_is_not_folded(small: Any, x: Any) -> None:
     np.testing.assert_allclose(small.execute(quantized, x).output, small.fake_attention(model, x, plan), atol=1e-4)
 
 
-def test_heads_with_one_scale_need_no_multiplication(small: Any, x: Any) -> None:
+def test_heads_with_one_scale_need_no_multiplication(small: Small, x: Array) -> None:
     model = small.attention()
     one = quantize(model, small.attention_plan(model, x, heads=1))[0]
     many = quantize(model, small.attention_plan(model, x, heads=3))[0]
     assert [sum(node.op_type == "Mul" for node in item.graph.node) for item in (one, many)] == [0, 2]
 
 
-def test_a_linear_with_its_columns_in_another_order_is_left_to_the_next_pass(small: Any, x: Any) -> None:
+def test_a_linear_with_its_columns_in_another_order_is_left_to_the_next_pass(small: Small, x: Array) -> None:
     """k, q, v: every column reaches one side, but whoever checks the file expects q, k, v."""
     model = small.attention()
     plan = small.attention_plan(model, x)

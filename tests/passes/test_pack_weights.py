@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from onnx import numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from ptq4vit_onnx.passes import quantize
 from ptq4vit_onnx.passes.pack_weights import pack_plane
 from ptq4vit_onnx.plan.quantizers import Uniform
-from ptq4vit_onnx.plan.scale_plan import SitePlan
+from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
+from tests.passes.small_models import Batch, Small
 
 LHS = Uniform(8, (0.03125,))
 
 
-def planned(small: Any, bits: int) -> Any:
+def planned(small: Small, bits: int) -> ScalePlan:
     return small.plan({"fc": SitePlan("linear", "other", LHS, Uniform(bits, (2.0 ** (1 - bits),)))})
 
 
 @pytest.mark.parametrize("batch", ["batch", 2])
 @pytest.mark.parametrize("bits", range(2, 9))
-def test_packed_weights_compute_the_plan(bits: int, batch: Any, small: Any, random: Any) -> None:
+def test_packed_weights_compute_the_plan(bits: int, batch: Batch, small: Small, random: np.random.Generator) -> None:
     model, x = small.linear(batch, outputs=7), random.standard_normal((2, 5, 12)).astype(np.float32)
     plan = planned(small, bits)
     quantized, _ = quantize(model, plan)
@@ -31,12 +29,12 @@ def test_packed_weights_compute_the_plan(bits: int, batch: Any, small: Any, rand
     rhs = plan.sites["fc"].rhs
     expected = small.fake_linear(x, small.weight(model, "fc.weight"), LHS, rhs) + small.weight(model, "fc.bias")
     np.testing.assert_allclose(executed.output, expected, atol=1e-5)
-    np.testing.assert_allclose(ReferenceEvaluator(quantized).run(None, {"x": x})[0], expected, atol=1e-5)
+    np.testing.assert_allclose(small.reference(quantized, x), expected, atol=1e-5)
     assert executed.operations == {"QuantizeLinear": 1, "MatMulIntegerToFloat": 1, "Add": 1}
 
 
 @pytest.mark.parametrize("bits", range(2, 8))
-def test_a_weight_of_k_bits_takes_k_bits(bits: int, small: Any) -> None:
+def test_a_weight_of_k_bits_takes_k_bits(bits: int, small: Small) -> None:
     quantized, _ = quantize(small.linear(inputs=64, outputs=32), planned(small, bits))
     planes = [item for item in quantized.graph.initializer if item.name.startswith("fc/weight/plane")]
     assert sum(numpy_helper.to_array(item).nbytes for item in planes) * 8 == 64 * 32 * bits
@@ -45,13 +43,13 @@ def test_a_weight_of_k_bits_takes_k_bits(bits: int, small: Any) -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 4])
 @pytest.mark.parametrize("count", [8, 15, 64])
-def test_a_plane_can_be_unpacked_by_shifting(width: int, count: int, random: Any) -> None:
+def test_a_plane_can_be_unpacked_by_shifting(width: int, count: int, random: np.random.Generator) -> None:
     codes = random.integers(0, 128, count).astype(np.uint8)
     plane = pack_plane(codes, 2, width)
     parts = [plane >> (part * width) & (2**width - 1) for part in range(8 // width)]
     assert np.array_equal(np.concatenate(parts)[:count], codes >> 2 & (2**width - 1))
 
 
-def test_eight_bits_are_not_packed(small: Any) -> None:
+def test_eight_bits_are_not_packed(small: Small) -> None:
     _, report = quantize(small.linear(), planned(small, 8))
     assert report.places["PackWeights"] == 0

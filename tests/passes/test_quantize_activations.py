@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from ptq4vit_onnx.passes import PassError, quantize
+from ptq4vit_onnx.passes.tensors import Array
 from ptq4vit_onnx.plan.quantizers import Affine, Uniform, as_float32
 from ptq4vit_onnx.plan.scale_plan import SitePlan
+from tests.passes.small_models import Batch, Small
 
 RHS = Uniform(8, (0.015625,))
 
 
 @pytest.fixture
-def x(random: Any) -> Any:
+def x(random: np.random.Generator) -> Array:
     return random.standard_normal((2, 5, 12)).astype(np.float32)
 
 
-def lhs_quantizers() -> list[Any]:
-    symmetric = [Uniform(bits, (2.0 ** (2 - bits),)) for bits in range(2, 9)]
+def lhs_quantizers() -> list[Uniform | Affine]:
+    symmetric: list[Uniform | Affine] = [Uniform(bits, (2.0 ** (2 - bits),)) for bits in range(2, 9)]
     return symmetric + [Affine(bits, (2.0 ** (2 - bits),), (2 ** (bits - 2),)) for bits in range(2, 9)]
 
 
 @pytest.mark.parametrize("batch", ["batch", 2])
 @pytest.mark.parametrize("lhs", lhs_quantizers(), ids=lambda lhs: f"{type(lhs).__name__}{lhs.bits}")
-def test_a_linear_computes_the_plan_at_every_width(lhs: Any, batch: Any, small: Any, x: Any) -> None:
+def test_a_linear_computes_the_plan_at_every_width(lhs: Uniform | Affine, batch: Batch, small: Small, x: Array) -> None:
     model = small.linear(batch)
     x = x * 3
     assert (x.max() > (lhs.high + 1) * lhs.scale[0]) and (lhs.codes(x) == lhs.low).any()  # both clips are needed
@@ -40,7 +40,7 @@ def test_a_linear_computes_the_plan_at_every_width(lhs: Any, batch: Any, small: 
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("heads", [1, 3])
-def test_sides_that_are_not_moved_data_are_quantised_in_place(heads: int, bits: int, small: Any, x: Any) -> None:
+def test_sides_that_are_not_moved_data_are_quantised_in_place(heads: int, bits: int, small: Small, x: Array) -> None:
     model = small.attention(normalise_query=True)
     plan = small.attention_plan(model, x, bits, heads)
     quantized, report = quantize(model, plan)
@@ -51,7 +51,7 @@ def test_sides_that_are_not_moved_data_are_quantised_in_place(heads: int, bits: 
     np.testing.assert_allclose(executed.output, small.fake_attention(model, x, plan), atol=1e-4)
 
 
-def test_probabilities_that_cannot_reach_the_top_code_are_not_clipped(small: Any) -> None:
+def test_probabilities_that_cannot_reach_the_top_code_are_not_clipped(small: Small) -> None:
     def clips(scale: float) -> int:
         plan = SitePlan("matmul", "softmax", Uniform(8, (scale,)), Uniform(8, (0.03125,)))
         return sum(
@@ -62,14 +62,14 @@ def test_probabilities_that_cannot_reach_the_top_code_are_not_clipped(small: Any
     assert clips(2.0**-7) == 1  # 1 would be code 128, the plan ends at 127
 
 
-def test_quantize_activations_refuses_scales_along_another_axis(small: Any) -> None:
+def test_quantize_activations_refuses_scales_along_another_axis(small: Small) -> None:
     rhs = Uniform(8, (0.03125, 0.0625), axis=-1)
     plan = SitePlan("matmul", "softmax", Uniform(8, (0.03125,)), rhs)
     with pytest.raises(PassError, match=r"site attn\.pv, node attn\.pv/MatMul: several scales must be one per head"):
         quantize(small.softmax(), small.plan({"attn.pv": plan}))
 
 
-def test_probabilities_in_units_of_their_heads_are_clipped(small: Any) -> None:
+def test_probabilities_in_units_of_their_heads_are_clipped(small: Small) -> None:
     """Divided by a head's scale a probability exceeds 1: the highest code must still hold."""
     model = small.attention()
     x = np.random.default_rng(3).standard_normal((2, 5, 12)).astype(np.float32) * 4

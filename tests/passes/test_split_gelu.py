@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from ptq4vit_onnx.passes import quantize
+from ptq4vit_onnx.passes.tensors import Array
 from ptq4vit_onnx.passes.twin_codes import fine_bytes, gelu_bytes
 from ptq4vit_onnx.plan.quantizers import TwinGelu, Uniform, as_float32
-from ptq4vit_onnx.plan.scale_plan import SitePlan
+from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.plan.weight_codes import saturating_pairs
+from tests.passes.small_models import Batch, Small
 
 
 @pytest.fixture
-def x(random: Any) -> Any:
+def x(random: np.random.Generator) -> Array:
     return (random.standard_normal((2, 5, 24)) * 2).astype(np.float32)
 
 
-def planned(small: Any, twin: TwinGelu, rhs: Uniform) -> Any:
+def planned(small: Small, twin: TwinGelu, rhs: Uniform) -> ScalePlan:
     return small.plan({"mlp.fc2": SitePlan("linear", "gelu", twin, rhs)})
 
 
 @pytest.mark.parametrize("batch", ["batch", 2])
 @pytest.mark.parametrize("bits", [3, 4, 6, 8])
 @pytest.mark.parametrize("shift", [0, 1, 2, 4, 6])
-def test_the_product_is_that_of_the_twin(shift: int, bits: int, batch: Any, small: Any, x: Any) -> None:
+def test_the_product_is_that_of_the_twin(shift: int, bits: int, batch: Batch, small: Small, x: Array) -> None:
     model = small.gelu(batch)
     twin, rhs = TwinGelu(bits, 2.0 ** (2 - bits), shift), Uniform(6, (0.03125,))
     quantized, report = quantize(model, planned(small, twin, rhs))
@@ -42,7 +42,7 @@ def test_the_product_is_that_of_the_twin(shift: int, bits: int, batch: Any, smal
     np.testing.assert_allclose(executed.output, expected + small.weight(model, "mlp.fc2.bias"), atol=1e-5)
 
 
-def test_split_gelu_keeps_every_value_within_half_a_step(small: Any, x: Any) -> None:
+def test_split_gelu_keeps_every_value_within_half_a_step(small: Small, x: Array) -> None:
     twin = TwinGelu.covering_negatives(8, 2.0**-4)
     quantized, _ = quantize(small.gelu(), planned(small, twin, Uniform(8, (0.0078125,))))
     ends = [f"mlp.fc2/{side}/DequantizeLinear.out" for side in ("lhs", "lhs.coarse")]
@@ -53,7 +53,7 @@ def test_split_gelu_keeps_every_value_within_half_a_step(small: Any, x: Any) -> 
     assert (np.abs(fine + coarse - hidden) <= step / 2 + 1e-7).all()
 
 
-def test_eight_bit_weights_that_the_merged_codes_could_saturate_keep_two_products(small: Any, x: Any) -> None:
+def test_eight_bit_weights_that_the_merged_codes_could_saturate_keep_two_products(small: Small, x: Array) -> None:
     """Weights are pair-safe for codes up to 7 at four bits; the merged codes reach 119."""
     twin, rhs = TwinGelu(4, 0.25, 4), Uniform(8, (2.0**-12,))
     quantized, report = quantize(small.gelu(), planned(small, twin, rhs))
@@ -67,7 +67,7 @@ def test_eight_bit_weights_that_the_merged_codes_could_saturate_keep_two_product
     np.testing.assert_allclose(output, expected + small.weight(small.gelu(), "mlp.fc2.bias"), atol=1e-5)
 
 
-def test_operation_counts_before_and_after(small: Any) -> None:
+def test_operation_counts_before_and_after(small: Small) -> None:
     _, report = quantize(small.gelu(), planned(small, TwinGelu(8, 0.0625, 5), Uniform(8, (0.03125,))))
     assert report.operations_before == {"Gelu": 1, "MatMul": 1, "Add": 1}
     added = {"LeakyRelu": 1, "Clip": 1, "Sub": 1, "QuantizeLinear": 1, "DequantizeLinear": 3}
@@ -77,7 +77,7 @@ def test_operation_counts_before_and_after(small: Any) -> None:
 @pytest.mark.parametrize("bits", [3, 6, 8])
 @pytest.mark.parametrize("scale", [2.0**-12, 2.0**-5, 0.013])
 def test_the_codes_are_the_quantizers_also_where_it_does_not_cover_the_negatives(
-    scale: float, bits: int, small: Any, x: Any
+    scale: float, bits: int, small: Small, x: Array
 ) -> None:
     twin = TwinGelu.covering_negatives(bits, as_float32(scale))
     quantized, _ = quantize(small.gelu(), planned(small, twin, Uniform(8, (0.0078125,))))

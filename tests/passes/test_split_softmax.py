@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from ptq4vit_onnx.passes import quantize
+from ptq4vit_onnx.passes.tensors import Array
 from ptq4vit_onnx.plan.quantizers import TwinSoftmax, Uniform
 from ptq4vit_onnx.plan.scale_plan import SitePlan
+from tests.passes.small_models import Batch, Small
 
 RHS = Uniform(8, (0.03125,))
 
 
 @pytest.fixture
-def x(random: Any) -> Any:
+def x(random: np.random.Generator) -> Array:
     return (random.standard_normal((2, 3, 10, 10)) * 3).astype(np.float32)
 
 
-def expected(x: Any, twin: TwinSoftmax, rhs: Uniform, small: Any) -> Any:
+def expected(x: Array, twin: TwinSoftmax, rhs: Uniform, small: Small) -> Array:
     probabilities = small.fetch(small.softmax(), x, "attn/Softmax:0")[0]
     return twin.fake_quantize(probabilities) @ rhs.fake_quantize(x[..., :4])
 
@@ -27,7 +27,7 @@ def expected(x: Any, twin: TwinSoftmax, rhs: Uniform, small: Any) -> Any:
 @pytest.mark.parametrize("batch", ["batch", 2])
 @pytest.mark.parametrize("bits", [3, 4, 6, 8])
 @pytest.mark.parametrize("shift", [0, 1, 2, 3, 5, 8, 11])
-def test_the_product_is_that_of_the_twin(shift: int, bits: int, batch: Any, small: Any, x: Any) -> None:
+def test_the_product_is_that_of_the_twin(shift: int, bits: int, batch: Batch, small: Small, x: Array) -> None:
     twin, rhs = TwinSoftmax(bits, shift), Uniform(bits, (2.0 ** (3 - bits),))
     plan = small.plan({"attn.pv": SitePlan("matmul", "softmax", twin, rhs)})
     quantized, report = quantize(small.softmax(batch), plan)
@@ -41,7 +41,7 @@ def test_the_product_is_that_of_the_twin(shift: int, bits: int, batch: Any, smal
     np.testing.assert_allclose(executed.output, expected(x, twin, rhs, small), atol=1e-5)
 
 
-def test_split_softmax_keeps_every_value_within_half_a_step(small: Any, x: Any) -> None:
+def test_split_softmax_keeps_every_value_within_half_a_step(small: Small, x: Array) -> None:
     """The double counting of the original code, x + split above the split, would be far outside."""
     twin = TwinSoftmax(8, 4)
     plan = small.plan({"attn.pv": SitePlan("matmul", "softmax", twin, RHS)})
@@ -56,7 +56,7 @@ def test_split_softmax_keeps_every_value_within_half_a_step(small: Any, x: Any) 
     assert (np.abs(fine + coarse - probabilities) <= step / 2 + 1e-7)[inside].all()
 
 
-def test_the_split_itself_is_coarse_and_what_lies_below_is_fine(small: Any) -> None:
+def test_the_split_itself_is_coarse_and_what_lies_below_is_fine(small: Small) -> None:
     """Two equal scores give probabilities of exactly 1/2, which is the split, three give 1/3."""
     twin = TwinSoftmax(6, 1)
     assert twin.split == 0.5
@@ -70,7 +70,7 @@ def test_the_split_itself_is_coarse_and_what_lies_below_is_fine(small: Any) -> N
 
 @pytest.mark.parametrize("shift", [5, 6, 7])
 def test_a_coarse_branch_needs_no_mask_where_the_split_is_within_half_its_step(
-    shift: int, small: Any, random: Any
+    shift: int, small: Small, random: np.random.Generator
 ) -> None:
     twin = TwinSoftmax(6, shift)
     quantized, report = quantize(small.softmax(), small.plan({"attn.pv": SitePlan("matmul", "softmax", twin, RHS)}))
@@ -86,7 +86,7 @@ def test_a_coarse_branch_needs_no_mask_where_the_split_is_within_half_its_step(
     assert all((held == wanted).all() for held, wanted in zip((fine, coarse), twin.units(probabilities), strict=True))
 
 
-def test_operation_counts_before_and_after(small: Any) -> None:
+def test_operation_counts_before_and_after(small: Small) -> None:
     plan = small.plan({"attn.pv": SitePlan("matmul", "softmax", TwinSoftmax(8, 4), RHS)})
     _, report = quantize(small.softmax(), plan)
     assert report.operations_before == {"Softmax": 1, "Slice": 1, "MatMul": 1}

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from ptq4vit_onnx.passes import PassError, quantize
 from ptq4vit_onnx.plan.quantizers import Uniform
 from ptq4vit_onnx.plan.scale_plan import SitePlan
+from tests.passes.small_models import Batch, Small
 
 PLAN = SitePlan("linear", "other", Uniform(8, (0.03125,)), Uniform(8, (0.03125,)))
 
 
-def test_unify_products_turns_a_gemm_into_matmul_and_add(small: Any, random: Any) -> None:
+def test_unify_products_turns_a_gemm_into_matmul_and_add(small: Small, random: np.random.Generator) -> None:
     model, x = small.gemm(), random.standard_normal((3, 12)).astype(np.float32)
     work = small.run_until(model, small.plan({"head": PLAN}), "UnifyProducts")
     exported = small.export(work)
@@ -23,7 +22,7 @@ def test_unify_products_turns_a_gemm_into_matmul_and_add(small: Any, random: Any
 
 
 @pytest.mark.parametrize("batch", ["batch", 3])
-def test_a_gemm_runs_in_integers(batch: Any, small: Any, random: Any) -> None:
+def test_a_gemm_runs_in_integers(batch: Batch, small: Small, random: np.random.Generator) -> None:
     model, x = small.gemm(batch), random.standard_normal((3, 12)).astype(np.float32)
     executed = small.execute(quantize(model, small.plan({"head": PLAN}))[0], x)
     assert executed.by_name["head/MatMul"] == "MatMulIntegerToFloat"
@@ -31,17 +30,17 @@ def test_a_gemm_runs_in_integers(batch: Any, small: Any, random: Any) -> None:
     np.testing.assert_allclose(executed.output, expected + small.weight(model, "head.bias"), atol=1e-5)
 
 
-def test_unify_products_leaves_a_matmul_of_rank_three_alone(small: Any) -> None:
+def test_unify_products_leaves_a_matmul_of_rank_three_alone(small: Small) -> None:
     work = small.run_until(small.linear(), small.plan({"fc": PLAN}), "UnifyProducts")
     assert [node.op for node in work.graph.nodes] == ["MatMul", "Add"]
 
 
-def test_unify_products_refuses_a_right_side_that_is_computed(small: Any) -> None:
+def test_unify_products_refuses_a_right_side_that_is_computed(small: Small) -> None:
     with pytest.raises(PassError, match=r"site attn\.pv, node attn\.pv/MatMul: the right side of a linear"):
         quantize(small.softmax(), small.plan({"attn.pv": PLAN}))
 
 
-def test_unify_products_refuses_a_gemm_with_factors(small: Any) -> None:
+def test_unify_products_refuses_a_gemm_with_factors(small: Small) -> None:
     model = small.gemm()
     model.graph.node[0].attribute.add(name="alpha", type=1, f=0.5)
     with pytest.raises(PassError, match="expected a plain Gemm"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -146,7 +146,7 @@ def test_onnxs_reference_evaluator_computes_the_same_from_the_whole_file(
 ) -> None:
     quantised, _ = _quantised(float_export(name, None), weight_bits=6, twin="both")
     onnx.checker.check_model(quantised, full_check=True)
-    expected = ReferenceEvaluator(quantised).run(None, {"image": digits[:2]})[0]
+    expected = cast(list[Any], ReferenceEvaluator(quantised).run(None, {"image": digits[:2]}))[0]
     np.testing.assert_allclose(run(quantised, digits[:2]), expected, atol=0.02 * np.abs(expected).max())
 
 
