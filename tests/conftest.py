@@ -16,6 +16,7 @@ import pytest
 
 from ptq4vit_onnx.cli import main as cli
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
+from ptq4vit_onnx.plan.sites import Site
 
 # Before any test module imports torch: its threads spin while they wait, which next to other work is ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -31,8 +32,8 @@ class FloatExport:
     """A loaded model, its sites, and the onnx.ModelProto made of it."""
 
     model: Any
-    sites: list[Any]
-    proto: Any
+    sites: list[Site]
+    proto: onnx.ModelProto
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +66,7 @@ def float_export(load_model: Callable[[str], Any]) -> Callable[..., FloatExport]
 
 
 @pytest.fixture(scope="session")
-def digits(load_model: Callable[[str], Any]) -> Any:
+def digits(load_model: Callable[[str], Any]) -> np.ndarray[Any, Any]:
     """The first eight embedded test images, preprocessed."""
     from ptq4vit_onnx.images.embedded import embedded_digits
 
@@ -76,7 +77,7 @@ def digits(load_model: Callable[[str], Any]) -> Any:
 
 
 @pytest.fixture(scope="session")
-def exported(float_export: Callable[..., FloatExport], tmp_path_factory: pytest.TempPathFactory) -> Any:
+def exported(float_export: Callable[..., FloatExport], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with float.onnx, model.onnx and plan.json of vit_digits, hastily calibrated."""
     import torch
 
@@ -101,7 +102,7 @@ def exported(float_export: Callable[..., FloatExport], tmp_path_factory: pytest.
 
 
 @pytest.fixture(scope="session")
-def digit_files(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def digit_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of 24 test digits as PNG, with a labels.csv that has a column `fold`: 0, 1, 2, 0, .."""
     from PIL import Image
 

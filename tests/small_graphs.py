@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from numpy.typing import ArrayLike, DTypeLike
 from onnx import TensorProto, helper, numpy_helper
 
 from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, TwinSoftmax, Uniform, as_float32
@@ -24,8 +25,8 @@ BATCH, TOKENS, INPUTS, OUTPUTS = 2, 5, 16, 8
 class SmallGraph:
     """A graph being written down: `add` appends a node, `constant` a tensor; both return a name."""
 
-    nodes: list[Any] = field(default_factory=list)
-    constants: list[Any] = field(default_factory=list)
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    constants: list[onnx.TensorProto] = field(default_factory=list)
 
     def add(self, op: str, name: str, *inputs: str, **attributes: Any) -> str:
         number = len(self.nodes)
@@ -33,7 +34,7 @@ class SmallGraph:
         self.nodes.append(helper.make_node(op, list(inputs), [f"tensor{number}"], name=unique, **attributes))
         return f"tensor{number}"
 
-    def constant(self, value: Any, kind: Any = np.float32) -> str:
+    def constant(self, value: ArrayLike, kind: DTypeLike = np.float32) -> str:
         name = f"constant{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.asarray(value, kind), name))
         return name
@@ -57,7 +58,7 @@ class SmallGraph:
         )
         return self.add("DequantizeLinear", f"{site}/DequantizeLinear.weight", *inputs, axis=1)
 
-    def model(self, output: str, entry: tuple[int, ...], rank: int, batch: int | str = "batch") -> Any:
+    def model(self, output: str, entry: tuple[int, ...], rank: int, batch: int | str = "batch") -> onnx.ModelProto:
         free = [batch, *(f"length{axis}" for axis in range(1, rank))]
         graph = helper.make_graph(
             self.nodes,
@@ -81,7 +82,7 @@ class Linear:
 
     weight: Array
     plan: ScalePlan
-    model: Any
+    model: onnx.ModelProto
     bias: Array | None = None
 
     @property

@@ -29,7 +29,7 @@ class CodePath:
     floats: str
     codes: str
     scale: Array
-    kind: Any
+    kind: np.dtype[Any]
     steps: tuple[Step, ...]
     zero: int
     lowest: int
@@ -66,7 +66,7 @@ def code_path(index: GraphIndex, tensor: str) -> CodePath | None:
     )
 
 
-def _byte_step(index: GraphIndex, node: Any) -> Step | None:
+def _byte_step(index: GraphIndex, node: onnx.NodeProto) -> Step | None:
     """An operation on bytes, element by element: Clip, what a Clip cuts off, Add of a constant, Cast.
 
     The last two wrap around.

@@ -56,7 +56,7 @@ class GraphIndex:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         graph = model.graph
-        self.nodes: list[Any] = list(graph.node)
+        self.nodes: list[onnx.NodeProto] = list(graph.node)
         self.inputs = [value.name for value in graph.input]
         self._constants = {tensor.name: tensor for tensor in graph.initializer}
         for node in self.nodes:
@@ -158,7 +158,7 @@ _DEFAULTS: dict[str, Array] = {
 }
 
 
-def read_product(index: GraphIndex, node: Any) -> IntegerProduct | None:
+def read_product(index: GraphIndex, node: onnx.NodeProto) -> IntegerProduct | None:
     """The node as an IntegerProduct; None for other kernels and for scales or zero points not constant."""
     layout = _LAYOUT.get(node.op_type)
     if layout is None:
@@ -193,7 +193,7 @@ def operand_types(index: GraphIndex, product: IntegerProduct) -> tuple[int, int]
     return left, right
 
 
-def product_nodes(index: GraphIndex) -> Iterator[tuple[ProductName, Any]]:
+def product_nodes(index: GraphIndex) -> Iterator[tuple[ProductName, onnx.NodeProto]]:
     """Every node that computes a named product, with the product's name."""
     for node in index.nodes:
         name = parse_name(node.name) if node.op_type in PRODUCT_KERNELS else None

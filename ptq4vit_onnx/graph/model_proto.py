@@ -30,7 +30,7 @@ def load(model: Model, weights: bool = True) -> onnx.ModelProto:
         raise UserError(f"{model} is not an ONNX file: {error}") from error
 
 
-def save_model(model: Any, path: Path) -> Path:
+def save_model(model: onnx.ModelProto, path: Path) -> Path:
     """One file below 2 GB; above it the weights lie next to it in NAME.data."""
     large = model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF
     onnx.save(model, path, save_as_external_data=large, all_tensors_to_one_file=True,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+import onnx
 from onnx import TensorProto
 
 from ptq4vit_onnx.graph.integer_products import GraphIndex
@@ -39,7 +38,7 @@ def code_bounds(index: GraphIndex, name: str, depth: int = _DEPTH) -> Bounds:
     return float(np.clip(bounds[0], *limits)), float(np.clip(bounds[1], *limits))
 
 
-def _node_bounds(index: GraphIndex, node: Any, depth: int) -> Bounds:
+def _node_bounds(index: GraphIndex, node: onnx.NodeProto, depth: int) -> Bounds:
     op = node.op_type
     if op in _FLOAT_BOUNDS:
         return _FLOAT_BOUNDS[op]
@@ -66,12 +65,12 @@ def _node_bounds(index: GraphIndex, node: Any, depth: int) -> Bounds:
     return _UNBOUNDED
 
 
-def _is_approximate(node: Any) -> bool:
+def _is_approximate(node: onnx.NodeProto) -> bool:
     """The tanh form of GELU goes a little lower."""
     return any(item.name == "approximate" and item.s != b"none" for item in node.attribute)
 
 
-def _leaked(index: GraphIndex, node: Any, depth: int) -> Bounds:
+def _leaked(index: GraphIndex, node: onnx.NodeProto, depth: int) -> Bounds:
     alpha = next((item.f for item in node.attribute if item.name == "alpha"), 0.01)
     low, high = code_bounds(index, node.input[0], depth)
     if alpha < 0:
@@ -79,7 +78,7 @@ def _leaked(index: GraphIndex, node: Any, depth: int) -> Bounds:
     return (low * alpha if low < 0 else low), (high * alpha if high < 0 else high)
 
 
-def _cut_off(index: GraphIndex, node: Any, depth: int) -> Bounds:
+def _cut_off(index: GraphIndex, node: onnx.NodeProto, depth: int) -> Bounds:
     """x - Clip(x, .., high): how far x lies above `high`, never negative; of other differences nothing is known."""
     kept = kept_part(index, node)
     high = None if kept is None or kept.input[1] else _constant_or(index, kept, 2)
@@ -87,13 +86,13 @@ def _cut_off(index: GraphIndex, node: Any, depth: int) -> Bounds:
     return _UNBOUNDED if high is None else (max(0.0, whole[0] - high), max(0.0, whole[1] - high))
 
 
-def kept_part(index: GraphIndex, node: Any) -> Any | None:
+def kept_part(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:
     """The Clip of x in the difference x - Clip(x), if that is what `node` computes."""
     clip = index.producer.get(node.input[1]) if node.op_type == "Sub" else None
     return clip if clip is not None and clip.op_type == "Clip" and clip.input[0] == node.input[0] else None
 
 
-def _quantized(index: GraphIndex, node: Any, depth: int) -> Bounds:
+def _quantized(index: GraphIndex, node: onnx.NodeProto, depth: int) -> Bounds:
     """Rounding and dividing keep the order, so the codes of the lowest and highest float bound all others."""
     scale = index.constant(node.input[1])
     zero = index.constant(node.input[2]) if len(node.input) > 2 else np.zeros(1)
@@ -104,7 +103,7 @@ def _quantized(index: GraphIndex, node: Any, depth: int) -> Bounds:
     return low + float(zero.item()), high + float(zero.item())
 
 
-def _added(index: GraphIndex, node: Any, depth: int) -> Bounds:
+def _added(index: GraphIndex, node: onnx.NodeProto, depth: int) -> Bounds:
     """An Add of bytes and a constant, before it wraps around."""
     for position in (0, 1):
         shift = _constant_or(index, node, position)
@@ -114,7 +113,7 @@ def _added(index: GraphIndex, node: Any, depth: int) -> Bounds:
     return _UNBOUNDED
 
 
-def _cast(index: GraphIndex, node: Any, depth: int) -> Bounds:
+def _cast(index: GraphIndex, node: onnx.NodeProto, depth: int) -> Bounds:
     """A cast of bytes; of an Add's sum, the sum before it wrapped: wrapping twice is wrapping once."""
     source = index.producer.get(node.input[0])
     if source is not None and source.op_type == "Add":
@@ -131,7 +130,7 @@ def _wrapped(bounds: Bounds, limits: Bounds) -> Bounds:
     return (low, high) if high <= limits[1] else limits
 
 
-def _constant_or(index: GraphIndex, node: Any, position: int) -> float | None:
+def _constant_or(index: GraphIndex, node: onnx.NodeProto, position: int) -> float | None:
     name = node.input[position] if position < len(node.input) else ""
     value = index.constant(name) if name else None
     return None if value is None or value.size != 1 else float(value.item())
