@@ -39,8 +39,8 @@ __all__ = ["PASSES", "InvariantError", "PassError", "PassReport", "quantize"]
 
 PASSES: tuple[type[Pass], ...] = (
     FindProducts,  # first: refuses what cannot be quantised before anything is changed
-    DropNoOps,  # early: the movements that are left are real ones
-    DropUnreadRows,  # while the float graph's shapes are whole, and its nodes in order
+    DropNoOps,  # early: CarryBytes and FoldHeadScales look through movements, not through a Pad by nothing
+    DropUnreadRows,  # while all shapes are known and the nodes are in order
     EmbedPatches,  # Conv becomes MatMul, and
     UnifyProducts,  # so does Gemm: from here on there is one kind of product
     FoldChannels,  # before anything reads the weights and biases that it changes
@@ -48,12 +48,12 @@ PASSES: tuple[type[Pass], ...] = (
     SplitOutliers,  # before the weights are rounded: the main product's rows become zero first
     QuantizeWeights,  # before the activations: whether a twin's branches merge depends on the codes that ship
     FoldHeadScales,  # after the weights and biases, whose scales it changes; before what it leaves over
-    QuantizeActivations,  # what FoldHeadScales left over
+    QuantizeActivations,  # the sides that FoldHeadScales left over
     RestoreHeadScales,  # when both sides are known; before the twins, so that two products share one Mul
     SplitSoftmax,  # after the right side is quantised: both branches read the same one
-    SplitGelu,  # the same
-    CarryBytes,  # when all QuantizeLinear stand
-    PackWeights,  # late: nobody above wants to read packed codes
+    SplitGelu,  # for the same reason
+    CarryBytes,  # when all QuantizeLinear are in the graph
+    PackWeights,  # late: SplitGelu reads the codes
     Tidy,  # last: sorts, and checks that no planned side was left out
 )
 
@@ -62,10 +62,10 @@ PASSES: tuple[type[Pass], ...] = (
 class PassReport:
     """What the passes did.
 
-    moved_weights: per site, codes that pair-safety moved. products: per site, how many integer products it
-    became (a twin 1 or 2, an outlier product one more). merged: twin sites whose branches are one product.
-    operations_before, operations_after: node counts by operation. places: per pass, how many places it
-    changed.
+    moved_weights: per site, weight codes that differ from the nearest ones, because two neighbouring u8 x s8 products
+    would overflow int16. products: per site, how many integer products it became (a twin 1 or 2, an outlier product one
+    more). merged: twin sites whose branches are one product. operations_before, operations_after: node counts by
+    operation. places: per pass, how many places it changed.
     """
 
     moved_weights: Mapping[str, int]

@@ -49,7 +49,7 @@ def bytes_of(quantizer: Uniform | Affine, scale: float, *, never_negative: bool 
 def add_quantize(work: Work, x: gs.Tensor, codes: ByteCodes, name: str, reach: float = np.inf) -> gs.Tensor:
     """`x` as bytes: QuantizeLinear, which saturates at 0 and 255, and a Clip where the plan ends earlier.
 
-    reach: the largest value that x can hold; a Clip it cannot come up against is left out. Clipping bytes
+    reach: the largest value that x can hold; a Clip whose limit x cannot exceed is left out. Clipping bytes
     costs a quarter of clipping floats.
     """
     scale = work.constant(f"{name}/scale", scalar(codes.scale, np.float32))
@@ -88,7 +88,7 @@ def fits_signed(lhs_largest: int, rhs: ByteCodes) -> bool:
     """May `rhs` be sent as int8 next to unsigned lhs bytes up to `lhs_largest`?
 
     The u8 x s8 kernel is faster than u8 x u8, but it adds two neighbouring products in int16 where the CPU
-    has no VNNI, and here no side is constant and could be made pair-safe: so the worst case must fit.
+    has no VNNI. Here no side is constant, so codes cannot be chosen such that the sums fit: the worst case must.
     """
     return 2 * lhs_largest * signed_bytes(rhs).largest <= INT16_MAX
 

@@ -19,7 +19,7 @@ def nodes_do_something(work: Work) -> Iterator[Violation]:
 class DropNoOps(Pass):
     """Drop Pad by nothing, and Identity: Swin's exporter writes one Pad per window partition.
 
-    They would stand between a QuantizeLinear and the data it could be quantised before. One that gives an output of
+    CarryBytes could not lift a QuantizeLinear over them. One that gives an output of
     the model its name is kept.
     """
 

@@ -27,7 +27,7 @@ def unread_rows_are_gone(work: Work) -> Iterator[Violation]:
 
 
 class DropUnreadRows(Pass):
-    """Where the head reads nothing but the first token, what computes the other tokens' rows for it is cut to that row.
+    """Where the head reads the first token alone, nodes that compute other tokens' rows for it compute one row.
 
         q -> MatMul -> Softmax -> MatMul -> MatMul -> Add -> ... -> LayerNormalization -> Gather(first token)   becomes
         q -> Slice -> MatMul -> Softmax -> MatMul -> MatMul -> Add -> ... -> LayerNormalization -> Gather

@@ -27,7 +27,7 @@ class EmbedPatches(Pass):
 
     The second Transpose puts far inputs side by side (see `pair_far_inputs`). One Transpose could do both, but would
     move single bytes along seven axes, which takes ONNX Runtime six times as long.
-    What follows a patch embedding turns the channels last; where that is all it does, it is dropped.
+    A Transpose, or Reshape and Transpose, that follows and makes channels the last axis is dropped: they are the last.
     Refuses kernels that differ from the stride, padding, groups, and images that are no whole number of
     patches.
     """

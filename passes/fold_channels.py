@@ -41,14 +41,14 @@ def _restores(folded: Array, scale: Array, shift: Array, before: Array) -> bool:
 
 
 class FoldChannels(Pass):
-    """A linear sees (x - shift) / scale, channel by channel; its LayerNorm and itself take that up.
+    """A linear reads (x - shift) / scale, channel by channel, in place of x: its LayerNorm and its weight are changed.
 
         LayerNorm(g, b) -> MatMul(W) -> Add(c)
             becomes     LayerNorm(g / scale, (b - shift) / scale) -> MatMul(scale W) -> Add(c + shift W)
 
-    No node is added, and what the two compute together stays the same. Refuses a site that the planned LayerNorm does
-    not reach, a LayerNorm that another site has used, another number of channels, and a shift where there is no bias to
-    take it up.
+    No node is added, and the two compute together what they did (RepQ-ViT calls it reparameterisation). Refuses a site
+    that the planned LayerNorm does not reach, a LayerNorm that another site has used, another number of channels, and a
+    shift where there is no bias to take it up.
     """
 
     # DropNoOps: no Pad stands between a LayerNorm and its linear
@@ -85,7 +85,7 @@ class FoldChannels(Pass):
             add.inputs[index] = gs.Constant(f"{product.site}/folded_bias", bias)
 
     def _norm_in_front(self, product: Product, channels: Channels) -> gs.Node:
-        """The LayerNorm whose output, moved about at most, is the product's left side."""
+        """The LayerNorm whose output is the product's left side, perhaps through operators that only move data."""
         node = _before(product.node)
         while node is not None and node.op in KEEPING_CHANNELS:
             node = _before(node)

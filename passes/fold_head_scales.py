@@ -34,7 +34,7 @@ class Side:
 
     @property
     def column_factors(self) -> Array:
-        """For each of its columns: what turns the linear's output into this side's units; else 0."""
+        """Per column of the linear: what turns it into this side's units; 0 for columns of other sides."""
         scales = np.asarray(self.quantizer.scale, np.float64)
         heads = np.broadcast_to(scales, max(len(scales), self.trace.heads.max() + 1))
         own = self.trace.heads >= 0
@@ -94,7 +94,7 @@ class FoldHeadScales(Pass):
             self._dequantize(work, side, codes)
 
     def _dequantize(self, work: Work, side: Side, common: ByteCodes) -> None:
-        """End the bytes' way: skip the multiplications, and stand a DequantizeLinear before the product."""
+        """Let the side read bytes: skip its multiplications, and put a DequantizeLinear in front of the product."""
         for node in side.trace.multiplications:
             read_instead(node.outputs[0].outputs, node.outputs[0], computed_input(node))
         scales, product = np.asarray(side.quantizer.scale, np.float32), side.product
@@ -115,7 +115,7 @@ class FoldHeadScales(Pass):
 
 
 def _sides(work: Work) -> Iterator[Side]:
-    """The sides of products of two activations that come out of a linear by pure movement."""
+    """The sides of products of two activations that are moved data of one linear."""
     for product in work.products:
         if product.has_weight:
             continue

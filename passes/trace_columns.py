@@ -67,7 +67,7 @@ def _number(node: gs.Node) -> np.float32 | None:
 def _heads_of_columns(
     source: gs.Tensor, end: gs.Tensor, moves: list[gs.Node], multiplications: list[gs.Node], head_count: int
 ) -> Array | None:
-    """Send the columns' numbers down the moves and see in which head each arrives."""
+    """For each column of the source, the head it arrives in: the columns' numbers are sent through the moves."""
     lengths = None if source.shape is None else whole_lengths(source.shape[1:])
     if lengths is None or not source.shape:
         return None

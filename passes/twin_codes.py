@@ -23,10 +23,10 @@ def fine_bytes(twin: TwinSoftmax | TwinGelu) -> ByteCodes:
 def gelu_bytes(twin: TwinGelu) -> ByteCodes:
     """Both of GELU's ranges around one zero point, each in its own steps (`scale` is the coarse one).
 
-    QuantizeLinear saturates at 0 and 255, and one of the two shall be where a range ends, which saves a Clip.
-    The zero point 2^(k-1)-1 ends the negatives; 128, at eight bits, the positives. It leaves the negatives a code
-    too many, which GELU does not reach where the plan covers its minimum. Next to bytes of at most 128 no two
-    8-bit weights overflow int16: 128 * (127 + 127) and 128 * (-128 - 128) fit.
+    QuantizeLinear saturates at 0 and 255. Where a range ends at one of the two, it needs no Clip.
+    With the zero point 2^(k-1)-1 the negatives end at 0; with 128, at eight bits, the positives end at 255. Then the
+    negatives have a code too many, which GELU does not reach where the plan covers its minimum. Next to bytes
+    of at most 128 no two 8-bit weights overflow int16: 128 * (127 + 127) and 128 * (-128 - 128) fit.
     """
     covers = np.rint(GELU_MINIMUM / twin.fine) <= twin.high
     zero = 128 if twin.bits == 8 and covers else twin.high

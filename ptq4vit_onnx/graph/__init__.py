@@ -1,1 +1,1 @@
-"""Reading an ONNX file: its products and their codes, the values a tensor can hold, what it says about itself."""
+"""Read ONNX files: products and their codes, the values a tensor can hold, operators that move data, metadata."""

@@ -1,4 +1,4 @@
-"""Follows codes back through a graph: to what made them, and for twins to the softmax or GELU before it."""
+"""Follow codes back through a graph: to the node that made them, and for twins to the softmax or GELU in front."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SEARCH_DEPTH = 24  # nodes between softmax or GELU and the integer kernel; a tw
 
 @dataclass(frozen=True)
 class CodePath:
-    """Where a side's codes are made: floats -> QuantizeLinear -> codes, and their way as bytes.
+    """How a side's codes are made: floats -> QuantizeLinear -> codes -> operations on bytes -> the product.
 
     floats is empty where a kernel returned the codes. zero: QuantizeLinear's zero point; lowest, highest: what it can
     return, for any image.

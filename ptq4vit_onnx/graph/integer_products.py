@@ -1,5 +1,4 @@
-"""Reads products out of a graph: which node computes which site, on which kernel, from which codes and
-scales.
+"""Read the products of a graph: which node computes which site, on which kernel, from which codes and scales.
 
 Products are known by name: `SITE/MatMul` (or Gemm, Conv), `SITE/MatMul.coarse`, `SITE/MatMul.outliers`. ONNX
 Runtime's fused kernels keep that name or append to it: `head/MatMul/MatMulAddFusion`.
@@ -46,13 +45,13 @@ class ProductName:
 
 
 def parse_name(node_name: str) -> ProductName | None:
-    """The product a node's name speaks of: `head/MatMul/MatMulAddFusion` -> (head, MatMul)."""
+    """The product that a node's name contains: `head/MatMul/MatMulAddFusion` -> (head, MatMul)."""
     match = _PRODUCT_NAME.search(node_name)
     return ProductName(match["site"], match["product"]) if match else None
 
 
 class GraphIndex:
-    """A graph with its constants and the producer of every tensor at hand."""
+    """A graph, with its constants and the producer of every tensor by name."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         graph = model.graph
@@ -187,7 +186,7 @@ def read_product(index: GraphIndex, node: onnx.NodeProto) -> IntegerProduct | No
 
 
 def operand_types(index: GraphIndex, product: IntegerProduct) -> tuple[int, int]:
-    """TensorProto types of the left and right codes: the graph's word, or else that of the zero points."""
+    """TensorProto types of the left and right codes: as the graph declares them, else those of the zero points."""
     sides = ((product.lhs, product.lhs_zero), (product.rhs, product.rhs_zero))
     left, right = (index.element_type(name) or _onnx_type(zero) for name, zero in sides)
     return left, right

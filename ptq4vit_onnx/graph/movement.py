@@ -36,11 +36,11 @@ def operators(*movements: Movement) -> frozenset[str]:
 
 
 MOVING = frozenset(MOVEMENTS)
-# What an element can be after one of these, it could be before.
+# The values after one of these are among the values before.
 KEEPING_VALUES = MOVING - operators(Movement.PADS)
-# Quantising before or after one of these costs the same: as many elements, each by itself.
+# Quantising before one of these costs what quantising after it does: the number of elements stays.
 REARRANGING = operators(Movement.REARRANGES)
-# Of one tensor, so that each element of the output has one place it comes from.
+# One input with data, and every element of the output is one element of it.
 REARRANGING_OR_PICKING = operators(Movement.REARRANGES, Movement.PICKS)
 # All elements are those of the inputs, and a LayerNorm's channels may still be the last axis.
 KEEPING_CHANNELS = operators(Movement.REARRANGES, Movement.PICKS, Movement.JOINS)

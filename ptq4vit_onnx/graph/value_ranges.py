@@ -1,4 +1,4 @@
-"""Which codes can a tensor hold? Proven from the graph alone: types, clips, what feeds a QuantizeLinear."""
+"""Interval arithmetic on a graph: the lowest and highest value a tensor can hold, whatever the image."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _added(index: GraphIndex, node: onnx.NodeProto, depth: int) -> Bounds:
 
 
 def _cast(index: GraphIndex, node: onnx.NodeProto, depth: int) -> Bounds:
-    """A cast of bytes; of an Add's sum, the sum before it wrapped: wrapping twice is wrapping once."""
+    """A cast of bytes. Behind an Add: the bounds of the sum before it wraps, since wrapping twice is wrapping once."""
     source = index.producer.get(node.input[0])
     if source is not None and source.op_type == "Add":
         return _added(index, source, depth - 1)
