@@ -103,15 +103,15 @@ def _sources(node: gs.Node, axis: int) -> Rows | None:
 
 def _element_wise(node: gs.Node, axis: int) -> Rows | None:
     """Inputs are as long as the output, or of length 1 along the axis and repeated."""
-    length, rank = shape_of(node.outputs[0])[axis], len(shape_of(node.outputs[0]))
+    rank = len(shape_of(node.outputs[0]))
     found: Rows = []
     for item in node.inputs:
-        own = [1] * (rank - len(shape_of(item))) + list(shape_of(item))
-        has_rows = not isinstance(item, gs.Constant) and len(shape_of(item)) == rank
-        if own[axis] == length and has_rows:
-            found.append((item, axis))
-        elif own[axis] != 1:
+        shape = shape_of(item)
+        if len(shape) < rank - axis or shape[axis - rank] == 1:
+            continue
+        if isinstance(item, gs.Constant) or len(shape) != rank:
             return None
+        found.append((item, axis))
     return found
 
 

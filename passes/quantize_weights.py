@@ -40,7 +40,8 @@ class QuantizeWeights(Pass):
         MatMul(x, W)     becomes     MatMul(x, DequantizeLinear(codes, scale))
 
     The codes are pair-safe: no two neighbouring u8 x s8 products overflow int16, on any CPU. One scale
-    stays one scale; groups of output columns become one scale per column. Refuses scales that do not divide the columns.
+    stays one scale; groups of output columns become one scale per column. Refuses scales that do not divide the
+    columns.
     """
 
     requires = ("EmbedPatches", "UnifyProducts", "FoldChannels", "ShapeBiases", "SplitOutliers")

@@ -39,7 +39,7 @@ def trace_columns(end: gs.Tensor, head_count: int) -> Trace | None:
     moves: list[gs.Node] = []
     multiplications: list[gs.Node] = []
     factor, tensor = np.float32(1), end
-    while (node := maker_of(tensor)) is not None:
+    while (node := maker_of(tensor)) is not None and len(constant_inputs(node)) < len(node.inputs):
         number = _number(node)
         if number is not None:
             multiplications.append(node)

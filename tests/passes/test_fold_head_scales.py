@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import onnx_graphsurgeon as gs
 import pytest
 
 from ptq4vit_onnx.passes import quantize
 from ptq4vit_onnx.passes.tensors import Array, values_of
+from ptq4vit_onnx.passes.trace_columns import trace_columns
 from ptq4vit_onnx.plan.quantizers import Affine, Uniform
 from ptq4vit_onnx.plan.scale_plan import Outliers
 from tests.passes.small_models import Batch, Small
@@ -117,6 +119,15 @@ def test_heads_with_one_scale_need_no_multiplication(small: Small, x: Array) -> 
     one = quantize(model, small.attention_plan(model, x, heads=1))[0]
     many = quantize(model, small.attention_plan(model, x, heads=3))[0]
     assert [sum(node.op_type == "Mul" for node in item.graph.node) for item in (one, many)] == [0, 2]
+
+
+def test_a_moved_constant_is_the_source_of_its_trace() -> None:
+    """A learnt query is moved as a constant: there is no linear to follow it to."""
+    moved = gs.Variable("moved", shape=[1, 3, 5, 4])
+    constant = gs.Constant("query", np.zeros((1, 5, 3, 4), np.float32))
+    gs.Node("Transpose", "move", {"perm": [0, 2, 1, 3]}, [constant], [moved])
+    trace = trace_columns(moved, 3)
+    assert trace is None or trace.source is moved
 
 
 def test_a_linear_with_its_columns_in_another_order_is_left_to_the_next_pass(small: Small, x: Array) -> None:
