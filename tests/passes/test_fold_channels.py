@@ -13,7 +13,7 @@ from ptq4vit_onnx.passes.tensors import Array
 from ptq4vit_onnx.plan.channel_fold import Channels
 from ptq4vit_onnx.plan.quantizers import Uniform
 from ptq4vit_onnx.plan.scale_plan import SitePlan
-from tests.passes.small_models import Batch, Small
+from tests.passes.small_models import Batch, FloatGraph, Small
 
 WIDTH = 12
 CHANNELS = Channels("norm", tuple(2.0 ** (n % 5 - 2) for n in range(WIDTH)), tuple(n / 4 - 1 for n in range(WIDTH)))
@@ -94,6 +94,14 @@ def test_scales_alone_need_no_bias(small: Small, x: Array) -> None:
     np.testing.assert_allclose(
         small.fetch(small.export(work), x)[0], small.fetch(small.normed(bias=False), x)[0], rtol=1e-4, atol=1e-4
     )
+
+
+def test_a_norm_takes_up_the_channels_of_one_site(small: Small) -> None:
+    graph = FloatGraph()
+    y = graph.add("norm/LayerNormalization", ["x", graph.draw("gain", WIDTH), graph.draw("offset", WIDTH)], axis=-1)
+    y = graph.add("block/Add", [graph.linear(site, y, WIDTH, WIDTH) for site in ("fc", "gate")])
+    with pytest.raises(PassError, match=r"site gate.*: the channels of another site are folded into this LayerNorm"):
+        quantize(graph.model(y, ("batch", 5, WIDTH)), small.plan({"fc": PLAN, "gate": PLAN}))
 
 
 def test_folding_twice_raises(small: Small) -> None:

@@ -40,6 +40,15 @@ def test_unify_products_refuses_a_right_side_that_is_computed(small: Small) -> N
         quantize(small.softmax(), small.plan({"attn.pv": PLAN}))
 
 
+def test_unify_products_refuses_a_weight_of_three_axes(small: Small) -> None:
+    model = small.linear()
+    model.graph.initializer[0].dims.insert(0, 1)
+    with pytest.raises(
+        PassError, match=r"site fc, node fc/MatMul: expected a weight of two axes, got shape \[1, 12, 8\]"
+    ):
+        quantize(model, small.plan({"fc": PLAN}))
+
+
 def test_unify_products_refuses_a_gemm_with_factors(small: Small) -> None:
     model = small.gemm()
     model.graph.node[0].attribute.add(name="alpha", type=1, f=0.5)
