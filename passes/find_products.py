@@ -9,7 +9,6 @@ import onnx_graphsurgeon as gs
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.work import Product, Violation, Work, invariant
-from ptq4vit_onnx.plan.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.plan.scale_plan import SitePlan
 
 _QUANTIZED = (
@@ -58,13 +57,13 @@ class FindProducts(Pass):
         return len(work.products)
 
     def _check_plan(self, site: str, plan: SitePlan) -> None:
-        expected = {TwinSoftmax: "softmax", TwinGelu: "gelu"}.get(type(plan.lhs), plan.lhs_source)
-        if expected != plan.lhs_source:
+        expected = plan.lhs.source
+        if expected not in (None, plan.lhs_source):
             raise UserError(
                 f"plan, site {site}: {type(plan.lhs).__name__} needs a left side out of {expected}, "
                 f"this one comes out of {plan.lhs_source}; choose Uniform or Affine"
             )
-        if plan.kind != "matmul" and isinstance(plan.lhs, (Uniform, Affine)) and len(plan.lhs.scale) > 1:
+        if plan.kind != "matmul" and plan.lhs.groups > 1:
             raise UserError(f"plan, site {site}: lhs has several scales, a {plan.kind} takes one")
         if plan.outliers is not None and plan.kind != "linear":
             raise UserError(f"plan, site {site}: outliers are for linear sites, this one is a {plan.kind}")

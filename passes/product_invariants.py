@@ -54,7 +54,7 @@ def _why_no_codes(product: Product, index: int) -> str | None:
         return "has several scales, which no integer kernel takes"
     if index == 0 and values_of(dequantize.inputs[2]).dtype != np.uint8:
         return "is not unsigned"
-    return _why_not_quantized(dequantize.inputs[0], isinstance(product.lhs, (TwinSoftmax, TwinGelu)))
+    return _why_not_quantized(dequantize.inputs[0], len(product.lhs.branches) > 1)
 
 
 def _why_not_quantized(codes: gs.Tensor, is_twin: bool) -> str | None:
@@ -68,11 +68,11 @@ def _why_not_quantized(codes: gs.Tensor, is_twin: bool) -> str | None:
     return None
 
 
-@invariant("every right side is quantised, and every left side that is no twin's")
+@invariant("every right side is quantised, and every left side whose quantizer has no pass of its own")
 def plain_sides_are_done(work: Work) -> Iterator[Violation]:
     for product in work.products:
-        is_twin = isinstance(product.lhs, (TwinSoftmax, TwinGelu))
-        if not product.rhs_done or not (product.lhs_done or is_twin):
+        has_own_pass = product.lhs.source is not None
+        if not product.rhs_done or not (product.lhs_done or has_own_pass):
             yield product.violation(f"the {'lhs' if product.rhs_done else 'rhs'} carries floats")
 
 

@@ -10,6 +10,7 @@ import onnx_graphsurgeon as gs
 from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.tensors import Array, values_of
 from ptq4vit_onnx.passes.work import Product, Violation, Work, integers, invariant
+from ptq4vit_onnx.plan.outlier_split import ROWS, only_channels, without_channels
 
 
 @invariant("outlier channels have zeros in the main product's weight, and one row each in the narrow one's")
@@ -60,12 +61,11 @@ class SplitOutliers(Pass):
             raise self.refuse(
                 site, node.name, f"outlier channels {outliers.channels} are not channels 0..{len(weight) - 1}"
             )
-        main = weight.copy()
-        main[channels] = 0
         picked = work.constant(f"{site}/outliers/channels", integers(*outliers.channels))
         lhs = work.add("Gather", f"{site}/outliers/Gather", [node.inputs[0], picked], axis=-1)
-        rhs = gs.Constant(f"{site}/outliers/float_weight", weight[channels])
+        rhs = gs.Constant(f"{site}/outliers/float_weight", only_channels(weight, outliers.channels, ROWS))
         extra = work.add("MatMul", f"{site}/MatMul.outliers", [lhs, rhs])
+        main = without_channels(weight, outliers.channels, ROWS)
         node.inputs[1] = gs.Constant(f"{site}/main/float_weight", main)
         work.append_to(node, "Add", f"{site}/outliers/Add", extra)
         work.products.append(Product(site, extra.inputs[0], product.plan, outliers.lhs, outliers.rhs, has_weight=True))
