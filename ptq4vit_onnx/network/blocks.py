@@ -2,16 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from ptq4vit_onnx.network.dependencies import behind, graph_alone
+from ptq4vit_onnx.network.products import as_deployed
 from ptq4vit_onnx.plan.sites import Site
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold modules, and compute nothing
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One call of a block at which the autograd graph was cut.
+
+    entered: the block's first argument, with the graph that made it. left: the block's output, a leaf of the graph
+    behind it. args, kwargs: the block's other arguments.
+    """
+
+    entered: Tensor
+    left: Tensor
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@contextmanager
+def cut_graph(blocks: Iterable[nn.Module]) -> Iterator[dict[nn.Module, list[Passage]]]:
+    """While it is open, the autograd graph is cut at every call of `blocks`; yields the calls as they happen.
+
+    Between its borders a block computes without a graph, if its parameters have no gradients. A call into which more
+    than one tensor with a gradient goes, or out of which something other than a tensor comes, is not listed.
+    """
+    passages: dict[nn.Module, list[Passage]] = {}
+    with ExitStack() as stack:
+        for block in blocks:
+            border = _Border(passages)
+            # The block's own hooks run again in a replay: it is handed what entered before the first of them.
+            enter = block.register_forward_pre_hook(border.enter, prepend=True, with_kwargs=True)
+            stack.callback(enter.remove)
+            leave = block.register_forward_hook(border.leave)
+            stack.callback(leave.remove)
+        yield passages
+
+
+class _Border:
+    """The two hooks of a block: `enter` takes the graph off the first argument, `leave` starts another one."""
+
+    def __init__(self, passages: dict[nn.Module, list[Passage]]) -> None:
+        self.passages = passages
+        self.arguments: tuple[Tensor, tuple[Any, ...], Mapping[str, Any]] | None = None
+
+    def enter(
+        self, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self.arguments = None
+        others = [item for item in _tensors((args[1:], kwargs.values())) if item.requires_grad]
+        if not args or not isinstance(args[0], Tensor) or others:
+            return None
+        self.arguments = (args[0], args[1:], kwargs)
+        return (args[0].detach(), *args[1:]), kwargs
+
+    def leave(self, block: nn.Module, _args: tuple[Any, ...], out: Any) -> Tensor | None:
+        if self.arguments is None or not isinstance(out, Tensor):
+            return None
+        entered, args, kwargs = self.arguments
+        left = out.detach().requires_grad_(True)
+        self.passages.setdefault(block, []).append(Passage(entered, left, args, kwargs))
+        return left
 
 
 def find_blocks(model: nn.Module, sites: list[Site], image: Tensor) -> list[nn.Module]:
@@ -58,40 +119,21 @@ def _outermost(paths: list[str]) -> list[str]:
 def _entangled(model: nn.Module, paths: list[str], image: Tensor) -> set[str]:
     """The modules that cannot be cut out.
 
-    More than one tensor with a gradient enters or leaves, or others read what led to the one that enters: a residual
-    around the module, a neighbour at its side. The gradient would go through what lies before it twice, each time
-    with a part of itself.
+    `cut_graph` refuses the module, or its input and something else are computed from the same operations: a residual
+    around the module, a neighbour at its side. The backward pass would run through those operations twice, each time
+    with a part of the gradient.
     """
-    logits, passages = _passages(model, paths, image)
-    found = set(paths) - set(passages)
+    blocks = {model.get_submodule(path): path for path in paths}
+    with graph_alone(), as_deployed(model), cut_graph(blocks) as passages:
+        logits = model(image.detach().clone().requires_grad_(True))
+    found = set(paths) - {blocks[block] for block in passages}
     claimed = behind([logits.grad_fn])
-    for path, entered in reversed(passages.items()):
-        own = behind([entered.grad_fn])
+    for block, calls in reversed(passages.items()):
+        own = behind([call.entered.grad_fn for call in calls])
         if own & claimed:
-            found.add(path)
+            found.add(blocks[block])
         claimed |= own
     return found
-
-
-def _passages(model: nn.Module, paths: list[str], image: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The logits, and what enters each module through which one tensor goes in and one out; the graph is cut there."""
-    entered: dict[str, Tensor] = {}
-
-    def cut(path: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Tensor | None:
-        others = [item for item in _tensors((args[1:], kwargs.values())) if item.requires_grad]
-        if not args or not all(isinstance(item, Tensor) for item in (args[0], out)) or others:
-            return None
-        entered[path] = args[0]
-        left: Tensor = out.detach().requires_grad_(True)
-        return left
-
-    with graph_alone(), ExitStack() as stack:
-        for path in paths:
-            hook = model.get_submodule(path).register_forward_hook(
-                lambda _module, args, kwargs, out, path=path: cut(path, args, kwargs, out), with_kwargs=True
-            )
-            stack.callback(hook.remove)
-        return model(image.detach().clone().requires_grad_(True)), entered
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

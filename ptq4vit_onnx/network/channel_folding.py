@@ -1,4 +1,4 @@
-"""A plan's channels folded into the torch model, and which LayerNorms and linears can take that."""
+"""A plan's channel scales and shifts folded into the torch model, and which LayerNorms and linears allow that."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ptq4vit_onnx.network.products import as_deployed
 from ptq4vit_onnx.plan.channel_fold import Array, Channels
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.plan.sites import Site
 
-TOLERANCE = 1e-5  # of the outputs' largest magnitude: rounding stays below 1e-6, what was wrong came from 8e-5 upwards
+TOLERANCE = 1e-5  # of the outputs' largest magnitude: rounding errors stay below 1e-6, wrong folds begin at 8e-5
 
 
 @contextmanager
 def folded(model: nn.Module, plan: ScalePlan | Mapping[str, SitePlan] | None) -> Iterator[None]:
-    """While it is open, the model's LayerNorms and linears are those whose products the plan is about."""
+    """While it is open, the plan's channels are folded into the model's LayerNorms and linears."""
     sites = plan.sites if isinstance(plan, ScalePlan) else plan or {}
     with _folded(model, {name: item.channels for name, item in sites.items() if item.channels is not None}):
         yield
@@ -30,11 +31,13 @@ def _folded(model: nn.Module, channels: Mapping[str, Channels]) -> Iterator[None
         for site, item in channels.items():
             norm, linear = model.get_submodule(item.norm), model.get_submodule(site)
             weight = _array(linear.weight).T
-            _swap(stack, (norm.weight, norm.bias), item.of_norm(_array(norm.weight), _array(norm.bias)))
+            of_norm = item.of_norm(_array(norm.weight), _array(norm.bias))
+            for parameter, value in zip((norm.weight, norm.bias), of_norm, strict=True):
+                stack.enter_context(_holding(parameter, value))
             assert linear.bias is not None or not any(item.shift), f"{site} has no bias to take up a shift"
             if linear.bias is not None:
-                _swap(stack, (linear.bias,), (item.of_bias(weight, _array(linear.bias)),))
-            _swap(stack, (linear.weight,), (item.of_weight(weight).T,))
+                stack.enter_context(_holding(linear.bias, item.of_bias(weight, _array(linear.bias))))
+            stack.enter_context(_holding(linear.weight, item.of_weight(weight).T))
         yield
 
 
@@ -43,22 +46,26 @@ def _array(parameter: Tensor | nn.Module) -> Array:
     return parameter.detach().numpy()
 
 
-def _swap(stack: ExitStack, parameters: Iterable[Tensor | nn.Module], values: Iterable[Array]) -> None:
-    """Give parameters other values until the stack closes; they stay the same objects."""
-    for parameter, value in zip(parameters, values, strict=True):
-        assert isinstance(parameter, Tensor)
-        stack.callback(setattr, parameter, "data", parameter.data)
-        parameter.data = torch.from_numpy(np.ascontiguousarray(value))
+@contextmanager
+def _holding(parameter: Tensor | nn.Module, value: Array) -> Iterator[None]:
+    """While it is open, the parameter holds another value; it stays the same object, and its own memory is kept."""
+    assert isinstance(parameter, Tensor)
+    own = parameter.data
+    parameter.data = torch.from_numpy(np.ascontiguousarray(value))
+    try:
+        yield
+    finally:
+        parameter.data = own
 
 
 def foldable(model: nn.Module, sites: Iterable[Site], image: Tensor) -> set[str]:
-    """The sites that can take up what their LayerNorm hands on; `image` [1, C, H, W].
+    """The sites into which their LayerNorm's channels can be folded; `image` [1, C, H, W].
 
-    That a LayerNorm reaches a product is known from the forward pass; that it reaches it whole, and nobody else, is
-    tried: with other values folded in, the model must compute what it did. Padded windows, for one, do not.
+    The forward pass tells which LayerNorm a product reads. Whether it reads all of the output, and alone, is tried:
+    with random channels folded in, the logits must stay the same. With padded windows, for one, they do not.
     """
     candidates = [site for site in sites if site.norm and _fits(model, site)]
-    with torch.no_grad():
+    with torch.no_grad(), as_deployed(model):
         expected, entered = _inputs(model, {site.norm for site in candidates}, image)
         twins = _twins(model, entered)
         probes = {site.name: _probe(model, site) for site in candidates if site.norm not in twins}
@@ -86,7 +93,7 @@ def _inputs(model: nn.Module, norms: Iterable[str], image: Tensor) -> tuple[Tens
 
 
 def _twins(model: nn.Module, entered: Mapping[str, Tensor]) -> set[str]:
-    """LayerNorms that compute the same from the same, as side by side before training: they are one in the file."""
+    """LayerNorms with equal inputs and equal parameters, as parallel ones before training: the file holds one node."""
     alike: dict[object, list[str]] = {}
     for norm, x in entered.items():
         parameters = tuple(_array(value).tobytes() for value in model.get_submodule(norm).parameters())
@@ -100,7 +107,7 @@ def _fits(model: nn.Module, site: Site) -> bool:
 
 
 def _probe(model: nn.Module, site: Site) -> Channels:
-    """Scales and shifts that would show. A linear without a bias cannot take up a shift."""
+    """Random scales, and random shifts if the linear has a bias, which a shift is folded into."""
     count = _array(model.get_submodule(site.norm).weight).size
     random = np.random.default_rng(count)
     scale = random.uniform(0.5, 2.0, count).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What depends on what, read from autograd's graph: which operations lead from the pixels to the logits."""
+"""What depends on what, read from the autograd graph: which operations lead from the pixels to the logits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Node = Any  # an operation of autograd's graph; equal where it is the same one
+Node = Any  # an operation of the autograd graph (grad_fn); equal where it is the same one
 
 
 @contextmanager
 def graph_alone() -> Iterator[None]:
-    """Have autograd write down its graph and keep no values for it: it can be walked, not differentiated."""
+    """Record the autograd graph without its saved tensors: it can be walked, not differentiated."""
 
     def refuse(_: Any) -> Any:
         raise AssertionError("no values were kept for a backward pass")
@@ -24,7 +24,7 @@ def graph_alone() -> Iterator[None]:
 
 
 def own_tensor(out: Tensor) -> Tensor:
-    """The tensor, copied if it is a view: changed in place, a view forgets the operation that made it."""
+    """The tensor, copied if it is a view: a view that is changed in place gets another grad_fn."""
     return out.clone() if out._is_view() else out
 
 

@@ -8,7 +8,7 @@ discovery are three handlers; none of them replaces a module or needs to know an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,20 +85,46 @@ def unfuse_attention(model: nn.Module) -> None:
 
 
 @contextmanager
-def watching(model: nn.Module, handler: Handler, unknown: Unknown = refuse) -> Iterator[None]:
-    """Send every product of the model's forward passes to `handler` while the context is open, or to `unknown`."""
-    scopes: list[str] = []
-    hooks = []
-    for name, module in model.named_modules():
-        hooks.append(module.register_forward_pre_hook(lambda _m, _i, name=name: scopes.append(name)))
-        hooks.append(module.register_forward_hook(lambda _m, _i, _o: _pop(scopes), always_call=True))
-    owners = {id(parameter): name.rpartition(".")[0] for name, parameter in model.named_parameters()}
+def as_deployed(model: nn.Module) -> Iterator[None]:
+    """While it is open, the model is in eval mode, its attention unfused and its parameters without gradients.
+
+    The flags are set one by one, not by `model.eval()`: a subclass may override `train` with more than can be undone.
+    """
+    flags = ("training", "fused_attn")
+    before = [
+        (vars(module), {name: vars(module)[name] for name in flags if name in vars(module)})
+        for module in model.modules()
+    ]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
+        for module in model.modules():
+            module.training = False
+        unfuse_attention(model)
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+        for attributes, known in before:
+            attributes.update(known)
+            for name in set(flags) - set(known):
+                attributes.pop(name, None)  # the flag is the class's own
+
+
+@contextmanager
+def watching(model: nn.Module, handler: Handler, unknown: Unknown = refuse) -> Iterator[None]:
+    """While it is open, every product of the model's forward passes is computed by `handler`, or by `unknown`."""
+    scopes: list[str] = []
+    owners = {id(parameter): name.rpartition(".")[0] for name, parameter in model.named_parameters()}
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            enter = module.register_forward_pre_hook(lambda _m, _i, name=name: scopes.append(name))
+            stack.callback(enter.remove)
+            leave = module.register_forward_hook(lambda _m, _i, _o: _pop(scopes), always_call=True)
+            stack.callback(leave.remove)
         with _ProductMode(scopes, owners, handler, unknown):
             yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _pop(scopes: list[str]) -> None:
@@ -228,7 +254,7 @@ def discover(model: nn.Module, image: Tensor | np.ndarray[Any, Any]) -> list[Sit
         return out
 
     pixels = torch.as_tensor(image).detach().clone().requires_grad_(True)
-    with graph_alone(), watching(model, note, keep):
+    with graph_alone(), as_deployed(model), watching(model, note, keep):
         logits = model(pixels)
     _require_logits(logits)
     inside = between(pixels, logits)

@@ -6,7 +6,7 @@ A plan is about the model with its channels folded in: `applying` does that, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ptq4vit_onnx.network.channel_folding import folded
 from ptq4vit_onnx.network.planned_product import shipped_sides, with_weight
-from ptq4vit_onnx.network.products import Call, Handler, compute_plainly, watching
+from ptq4vit_onnx.network.products import Call, Handler, as_deployed, compute_plainly, watching
 from ptq4vit_onnx.plan.file_layout import FileForm
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.progress import Progress, silent
@@ -81,7 +81,7 @@ def applying(model: nn.Module, plan: ScalePlan | Mapping[str, SitePlan], handler
     def planned(call: Call) -> Tensor:
         return handler(call) if call.site.name in sites else call.plain()
 
-    with folded(model, plan), watching(model, planned, compute_plainly):
+    with as_deployed(model), folded(model, plan), watching(model, planned, compute_plainly):
         yield
 
 
@@ -96,7 +96,7 @@ def simulate(
     title: str = "simulating",
 ) -> Array:
     """Logits [n, classes] of the model under the plan, or of the float model where plan is None."""
-    watch = nullcontext() if plan is None else applying(model, plan, Simulator(plan, sites, nudge))
+    watch = as_deployed(model) if plan is None else applying(model, plan, Simulator(plan, sites, nudge))
     return _logits(model, images, batch, watch, progress, title)
 
 
