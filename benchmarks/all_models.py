@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--bits", nargs="+", type=int, default=[8, 6])
     parser.add_argument("--images", type=int, default=2)
     parsed = parser.parse_args()
-    process.prepare()
+    process.keep_freed_memory()
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
     for name in parsed.model:
         with tempfile.TemporaryDirectory() as folder:

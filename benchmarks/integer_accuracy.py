@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--paper", action="store_true", help="the published form instead of the defaults")
     parser.add_argument("--save", type=Path, help="keep models and plans in this folder")
     parsed = parser.parse_args()
-    process.prepare()
+    process.keep_freed_memory()
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
     with tempfile.TemporaryDirectory() as scratch:
         folder = parsed.save or Path(scratch)

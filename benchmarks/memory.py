@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=1)
     parsed = parser.parse_args()
-    process.prepare()
+    process.keep_freed_memory()
     model = load(resolve(parsed.model), random_weights=True)
     pixels = torch.from_numpy(synthetic_images(model.preprocessing, parsed.images, 0).images)
     sites = [site.name for site in discover(model.module, pixels[:1])]

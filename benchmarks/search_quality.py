@@ -162,7 +162,7 @@ def main() -> None:
     form.add_argument("--base", dest="form", action="store_const", const="Base PTQ", help="instead of the defaults")
     parser.set_defaults(form="defaults")
     parsed = parser.parse_args()
-    process.prepare()
+    process.keep_freed_memory()
     if parsed.what == "quality":
         quality(parsed.model or "vit_t", parsed.bits, parsed.images, parsed.form, parsed.seed)
     else:

@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--photos", type=int, default=100)
     parser.add_argument("--paper", action="store_true", help="the published form instead of the defaults")
     parsed = parser.parse_args()
-    process.prepare()
+    process.keep_freed_memory()
     model = real_data.load_model(parsed.model)
     width: dict[str, Any] = {"weight_bits": parsed.bits, "activation_bits": parsed.bits}
     options = Options.paper(**width) if parsed.paper else Options(**width)

@@ -159,7 +159,7 @@ def main() -> None:
         )
     parser.add_argument("--seed", nargs="+", type=int, default=[0], help="of calibration photos and labels drawn")
     parsed = parser.parse_args()
-    process.prepare()
+    process.keep_freed_memory()
     table = method_rows(parsed.bits or [8, 6, 4]) if parsed.table == "methods" else ablation_rows(parsed.bits or [8, 6])
     table = [table[row - 1] for row in parsed.rows] if parsed.rows else table
     changes = {name: getattr(parsed, name) for name in OVERRIDES if getattr(parsed, name) is not None}

@@ -240,7 +240,7 @@ def main() -> None:
     parsed = parser.parse_args()
     known = tuple(real_data.WEIGHTS) if parsed.real else MODELS
     if parsed.real:
-        process.prepare()
+        process.keep_freed_memory()
     kernels = "ONNX Runtime limited to AVX2, on " if avx2_runtime.is_limited() else ""
     print(f"{kernels}{cpu_features()}; variants: {', '.join(parsed.variant)}\n")
     with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as temporary:

@@ -6,9 +6,9 @@ A mistake of the caller raises UserError, an exported model that does not comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.evaluation.evaluate import Evaluation, Evaluations, evaluate_files
@@ -16,22 +16,20 @@ from ptq4vit_onnx.graph.model_file import read_model_file, require_reference_of
 from ptq4vit_onnx.images.stream import ImageSource, Where
 from ptq4vit_onnx.limits import require_running
 from ptq4vit_onnx.models.specs import DEFAULT
-from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.options import Preset
 from ptq4vit_onnx.progress import Progress, silent
 from ptq4vit_onnx.proof.gate import Check, Limits, ParityResult, check_files
+from ptq4vit_onnx.request import AnyPath, resolve_request
 
 if TYPE_CHECKING:
     from ptq4vit_onnx.report.data import Report
 
 __all__ = ["Check", "Evaluation", "Evaluations", "ParityResult", "check_parity", "evaluate", "export"]
 
-AnyPath: TypeAlias = str | Path
-Method: TypeAlias = Literal["ptq4vit", "paper", "base"]
-
 
 def export(
     model: str = DEFAULT,
-    bits: int = 8,
+    bits: int | None = None,
     *,
     weight_bits: int | None = None,
     activation_bits: int | None = None,
@@ -42,32 +40,29 @@ def export(
     plan: AnyPath | None = None,
     batch: int | None = None,
     force: bool = False,
-    method: Method = "ptq4vit",
+    method: Preset | None = None,
     progress: Progress = silent,
     **options: Any,
 ) -> Report:
     """Quantise a model, prove it, and write float.onnx, model.onnx, plan.json and reports to `output`.
 
-    model: a name of `ptq4vit-onnx models`, or a timm name. data: images to calibrate on; the embedded models
-    have their own. output: a folder (./MODEL_wKaK). method: "ptq4vit", exactly as published ("paper"), or
-    the paper's Base PTQ ("base"). options: fields of ptq4vit_onnx.options.Options, e.g. images=32, seed=0.
-    The report's `to_data()` is what report.json holds.
+    model: a name of `ptq4vit-onnx models`, or a timm name. bits: of weights and activations (8). data: images to
+    calibrate on; the embedded models have their own. output: a folder (./MODEL_wKaK). plan: a plan.json that is applied
+    instead of calibrating; it decides the bits, the method and most options. method: "ptq4vit" (the default), exactly
+    as published ("paper"), or the paper's Base PTQ ("base"). options: fields of ptq4vit_onnx.plan.options.Options,
+    e.g. images=32, seed=0. The report's `to_data()` is what report.json holds.
+
+    torch, logging, warnings and the environment are afterwards as before. torch's threads sleep while they wait if
+    this is the first import of torch; glibc keeps freed memory for the next tensor from then on.
 
     >>> export("vit_digits", bits=6, output="digits").against_float.agreement
     """
     from ptq4vit_onnx.pipeline import export as run
-    from ptq4vit_onnx.request import ExportRequest
 
-    makers: dict[str, Callable[..., Options]] = {"ptq4vit": Options, "paper": Options.paper, "base": Options.base}
-    if method not in makers:
-        raise UserError(f"method is {method!r}; expected one of {', '.join(makers)}")
-    widths = {
-        "weight_bits": bits if weight_bits is None else weight_bits,
-        "activation_bits": bits if activation_bits is None else activation_bits,
-    }
-    request = ExportRequest(
-        model, makers[method](**{**widths, **options}), _path(output), _path(checkpoint), random_weights, _path(data),
-        _path(plan), batch, force,
+    request = resolve_request(
+        model, bits, weight_bits=weight_bits, activation_bits=activation_bits, data=data, output=output,
+        checkpoint=checkpoint, random_weights=random_weights, plan=plan, batch=batch, force=force, method=method,
+        **options,
     )  # fmt: skip
     return run(request, progress)
 
@@ -138,16 +133,12 @@ def check_parity(
     require_running(threads, batch)
     file, compared = read_model_file(Path(model)), read_model_file(Path(reference))
     beside = file.path.with_name("plan.json")
-    chosen = _path(plan) or (beside if beside.is_file() else None)
+    chosen = Path(plan) if plan is not None else (beside if beside.is_file() else None)
     known = None if chosen is None else read_plan(chosen)
     source = _source(data, images, where, skip_unreadable)
     return check_files(file, compared, source, known, limits, threads, batch, progress)
 
 
-def _path(path: AnyPath | None) -> Path | None:
-    return None if path is None else Path(path)
-
-
 def _source(data: AnyPath | None, images: int | None, where: str | None, skip_unreadable: bool) -> ImageSource:
     rows = None if where is None else Where.parse(where)
-    return ImageSource(_path(data), images, rows, skip_unreadable=skip_unreadable)
+    return ImageSource(None if data is None else Path(data), images, rows, skip_unreadable=skip_unreadable)

@@ -8,5 +8,10 @@ class UserError(Exception):
     """
 
 
+def one_line(error: BaseException) -> str:
+    """What an error of a library says, as a part of a UserError's line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 class ParityError(Exception):
     """A model that was built does not compute what was promised. The command line exits with 1."""

@@ -30,6 +30,7 @@ from ptq4vit_onnx.proof.float_parity import float_parity
 from ptq4vit_onnx.report.data import FileSizes, Inputs, Report
 from ptq4vit_onnx.report.page import render
 from ptq4vit_onnx.request import ExportRequest
+from ptq4vit_onnx.runtime import process
 
 Array = np.ndarray[Any, Any]
 SITE_IMAGES = 2  # images on which every product is held against the integer oracle
@@ -38,6 +39,11 @@ LATENCY_RUNS = 10  # of each model, in turns; `bench` measures longer and more
 
 def export(request: ExportRequest, progress: Progress = silent) -> Report:
     """Export, calibrate, quantise, prove, write; on UserError or ParityError nothing is written."""
+    with process.prepared():  # before torch is imported, if the caller has not imported it
+        return _export(request, progress)
+
+
+def _export(request: ExportRequest, progress: Progress) -> Report:
     spec = resolve(request.model)
     known_plan = None if request.plan is None else load_plan(request.plan, spec)
     if known_plan is not None:
@@ -112,16 +118,16 @@ def calibration_images(spec: ModelSpec, model: LoadedModel, request: ExportReque
 
 
 def evaluation_images(spec: ModelSpec, model: LoadedModel, calibration: ImageSet) -> ImageSet:
-    """What parity is shown on: the embedded test split, else the calibration images."""
+    """The images of the end-to-end proof: the embedded test split, else the calibration images."""
     return embedded_digits(model.preprocessing, "test") if spec.embedded else calibration
 
 
 def make_plan(
     request: ExportRequest, model: LoadedModel, images: ImageSet, order: list[str], progress: Progress
 ) -> tuple[ScalePlan, dict[str, SiteEvidence]]:
-    """Record and search all sites, and keep what the report shows of them.
+    """Record all sites, search their scales, and collect the evidence that the report shows.
 
-    Sites of an interrupted run with the same inputs are taken over.
+    Sites that the journal of an interrupted run with the same inputs holds are not searched again.
     """
     from ptq4vit_onnx.calibration.calibrate import calibrate
     from ptq4vit_onnx.calibration.evidence import collect

@@ -11,6 +11,7 @@ import pytest
 
 import ptq4vit_onnx
 from ptq4vit_onnx import api, pipeline
+from ptq4vit_onnx.cli.main import main
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.request import ExportRequest
 
@@ -62,6 +63,43 @@ def test_export_passes_on_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     options = request.options
     assert (options.weight_bits, options.activation_bits, options.images) == (4, 6, 16)
     assert options.weights == "per-tensor"
+
+
+def test_the_command_line_and_python_ask_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[ExportRequest] = []
+
+    class Nothing:
+        def rows(self) -> list[tuple[str, ...]]:
+            return [("", "")]
+
+    def spine(request: ExportRequest, _progress: Any) -> Any:
+        asked.append(request)
+        return Nothing()
+
+    monkeypatch.setattr(pipeline, "export", spine)
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("", {}),
+        ("--bits 6 --weight-bits 4 --rounds 0", {"bits": 6, "weight_bits": 4, "rounds": 0}),
+        ("--paper --seed 3 --batch 2", {"method": "paper", "seed": 3, "batch": 2}),
+        ("--method base --metric mse", {"method": "base", "metric": "mse"}),
+        ("--plan p.json --images 7 --force", {"plan": "p.json", "images": 7, "force": True}),
+    ]
+    for typed, given in cases:
+        assert main(["export", *typed.split()]) == 0
+        api.export(**given)
+        assert asked[-2] == asked[-1], typed
+    assert len(set(asked)) == len(cases)
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [({"bits": 8}, "bits"), ({"method": "paper"}, "paper"), ({"method": "base"}, "method"), ({"rounds": 0}, "rounds"),
+     ({"bias_correction": "none"}, "bias-correction"), ({"alpha": 0.5}, "alpha")],
+    ids=str,
+)  # fmt: skip
+def test_an_option_that_a_plan_decides_is_refused_next_to_it(given: dict[str, Any], option: str) -> None:
+    with pytest.raises(UserError, match=f"--plan decides the quantisation, --{option} has no effect next to it"):
+        api.export(plan="plan.json", **given)
 
 
 def test_a_wrong_method_or_width_is_the_callers_mistake() -> None:

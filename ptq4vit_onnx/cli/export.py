@@ -1,9 +1,8 @@
-"""`ptq4vit-onnx export`: arguments, and the options they stand for."""
+"""`ptq4vit-onnx export`: arguments, and the request they stand for."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,7 +16,6 @@ from ptq4vit_onnx.plan.options import (
     Labels,
     Method,
     Metric,
-    Options,
     OutlierMode,
     Rounding,
     Search,
@@ -25,6 +23,13 @@ from ptq4vit_onnx.plan.options import (
     Weights,
 )
 from ptq4vit_onnx.plan.quantizers import MAX_BITS, MIN_BITS
+from ptq4vit_onnx.request import ExportRequest, resolve_request
+
+# Arguments that are fields of Options by the same name.
+_FIELDS = ("metric", "twin", "weights", "activations", "outliers", "channels", "rounding", "search", "labels",
+           "rounds", "candidates", "bias_correction", "images", "seed")  # fmt: skip
+_REQUEST = ("model", "bits", "weight_bits", "activation_bits", "data", "output", "checkpoint", "random_weights",
+            "plan", "batch", "force")  # fmt: skip
 
 
 def add_export(commands: Any) -> argparse.ArgumentParser:
@@ -85,34 +90,13 @@ def _add_method(export: argparse.ArgumentParser) -> None:
                             "value: always (auto; with --paper none)")  # fmt: skip
 
 
-def options_from(parsed: argparse.Namespace) -> Options:
-    """The method's own settings, changed by what was given explicitly."""
-    names = ("metric", "twin", "weights", "activations", "outliers", "channels", "rounding", "search", "labels",
-             "rounds", "candidates", "bias_correction", "images", "seed")  # fmt: skip
-    _refuse_options_next_to_plan(parsed, names[:-2])
-    changes = {name: getattr(parsed, name) for name in names if getattr(parsed, name) is not None}
-    for name in ("weight_bits", "activation_bits"):
-        given = getattr(parsed, name) if getattr(parsed, name) is not None else parsed.bits
-        if given is not None:
-            changes[name] = given
+def request_from(parsed: argparse.Namespace) -> ExportRequest:
+    """What was asked for, with the options that were given explicitly."""
     if parsed.paper and parsed.method == "base":
         raise UserError("--paper and --method base exclude each other; give one of them")
-    if parsed.method == "base":
-        return Options.base(**changes)
-    return Options.paper(**changes) if parsed.paper else Options(**changes)
-
-
-def _refuse_options_next_to_plan(parsed: argparse.Namespace, names: Sequence[str]) -> None:
-    """A plan holds what these options decide; an option that would change nothing is a misunderstanding."""
-    given = [
-        name for name in ("bits", "weight_bits", "activation_bits", "method", "paper", *names)
-        if getattr(parsed, name) not in (None, False)
-    ]  # fmt: skip
-    if parsed.plan is not None and given:
-        raise UserError(
-            f"--plan decides the quantisation, --{given[0].replace('_', '-')} has no effect next to it; "
-            "leave one of them out"
-        )
+    given = {name: getattr(parsed, name) for name in _FIELDS if getattr(parsed, name) is not None}
+    asked = {name: getattr(parsed, name) for name in _REQUEST}
+    return resolve_request(**asked, method="paper" if parsed.paper else parsed.method, **given)
 
 
 def _bits(text: str) -> int:

@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn
 
 from ptq4vit_onnx import __version__
@@ -34,9 +34,12 @@ TRACEBACK = "PTQ4VIT_ONNX_TRACEBACK"  # an environment variable: show where an u
 
 
 def main(arguments: list[str] | None = None) -> int:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    process.prepare()
-    _escape_what_cannot_be_printed()
+    """Run one command; the exit code."""
+    with _logged_to_standard_error(), _escaped_output(), process.prepared():  # before a command imports torch
+        return _run(arguments)
+
+
+def _run(arguments: list[str] | None) -> int:
     parsed = argparse.Namespace()
     try:
         with _terminated_like_interrupted(), _flushed_output():
@@ -90,16 +93,43 @@ def _complain(code: int, message: str) -> int:
     return code
 
 
-def _escape_what_cannot_be_printed() -> None:
-    """A path may hold what the terminal's encoding has no sign for; that is no reason to fail."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+@contextmanager
+def _logged_to_standard_error() -> Iterator[None]:
+    """Warnings are lines on standard error, unless the caller of `main` has set up logging already."""
+    root = logging.getLogger()
+    if root.handlers:
+        yield
+        return
+    level, handler = root.level, logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+
+
+@contextmanager
+def _escaped_output() -> Iterator[None]:
+    """Escape characters of a path that the terminal's encoding does not have, instead of failing."""
+    streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
+    with ExitStack() as stack:
+        for stream in streams:
+            stack.callback(_set_errors, stream, stream.errors)
+            _set_errors(stream, "backslashreplace")
+        yield
+
+
+def _set_errors(stream: io.TextIOWrapper, errors: str | None) -> None:
+    with suppress(OSError, ValueError):  # reconfiguring flushes, which fails on a full disk and on a closed stream
+        stream.reconfigure(errors=errors)
 
 
 @contextmanager
 def _flushed_output() -> Iterator[None]:
-    """A closed pipe or a full disk shows here, not in the interpreter's last breath."""
+    """Flush here, so that a closed pipe or a full disk is answered by `main` and not by the interpreter's end."""
     try:
         yield
     finally:
@@ -183,19 +213,14 @@ def list_models(parsed: argparse.Namespace) -> int:
 
 
 def run_export(parsed: argparse.Namespace) -> int:
-    options = cli_export.options_from(parsed)
-    if find(parsed.model) is None:
+    request = cli_export.request_from(parsed)
+    if find(request.model) is None:
         from ptq4vit_onnx.network.load import resolve
 
-        resolve(parsed.model)  # before torch is imported: a wrong name answers at once
+        resolve(request.model)  # before ONNX and torch are imported: a wrong name answers at once
     from ptq4vit_onnx.pipeline import export
     from ptq4vit_onnx.report.terminal import rows
-    from ptq4vit_onnx.request import ExportRequest
 
-    request = ExportRequest(
-        parsed.model, options, parsed.output, parsed.checkpoint, parsed.random_weights, parsed.data,
-        parsed.plan, parsed.batch, parsed.force,
-    )  # fmt: skip
     if request.random_weights:
         print("RANDOM WEIGHTS: this is a dry run, the model predicts nothing.", file=sys.stderr)
     report = export(request, progress_bar)

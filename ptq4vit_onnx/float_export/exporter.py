@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +12,10 @@ from ptq4vit_onnx import __version__
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.float_export.bind_sites import bind_sites
 from ptq4vit_onnx.network.load import LoadedModel
+from ptq4vit_onnx.network.products import as_deployed
 from ptq4vit_onnx.plan.sites import Site
+from ptq4vit_onnx.runtime.process import environment_restored
+from ptq4vit_onnx.runtime.quiet import quiet_logging
 
 OPSET = 20  # the first with Gelu as one operator
 INPUT, OUTPUT = "image", "logits"
@@ -38,7 +40,7 @@ def _exported(model: LoadedModel, batch: int | None) -> Any:
     example = torch.zeros(batch or 2, *model.preprocessing.size)
     dynamic = None if batch else ({0: torch.export.Dim("batch", min=1)},)
     try:
-        with _quiet():
+        with as_deployed(model.module), _quiet(), environment_restored("TORCHINDUCTOR_CACHE_DIR"):  # torch sets it
             program = torch.onnx.export(
                 model.module,
                 (example,),
@@ -80,16 +82,13 @@ def _describe(proto: Any, model: LoadedModel) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter's own chatter, kept from the user; its errors still come through as exceptions."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.fx", "torch._dynamo")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    """Drop what the exporter logs, warns of and prints; its errors are exceptions."""
     sink = io.StringIO()
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    with (
+        quiet_logging("torch.onnx", "torch.export", "torch.fx", "torch._dynamo"),
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(sink),
+        contextlib.redirect_stderr(sink),
+    ):
+        warnings.simplefilter("ignore")
+        yield

@@ -1,36 +1,36 @@
-"""From a name the user types to a torch model with weights: timm's hub, a checkpoint, ours, or random."""
+"""From the name of a model to a torch module with weights: from timm's hub, a checkpoint, the package, or random."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import logging
 import os
 import re
 import socket
-import sys
 import urllib.parse
-import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.errors import UserError, one_line
 from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.models.specs import ModelSpec, find, unknown_model
+from ptq4vit_onnx.network.checkpoints import classes_in, load_state, read_state
 from ptq4vit_onnx.network.timm_compat import import_timm
+from ptq4vit_onnx.runtime.quiet import quiet_logging
 
 if TYPE_CHECKING:
     from torch import nn
 
-logger = logging.getLogger(__name__)
 Origin = Literal["pretrained", "checkpoint", "embedded", "random"]
 _HUB_TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to be calibrated: unfused, in eval mode, with what identifies it."""
+    """A model that is ready to be calibrated: unfused, in eval mode. fingerprint: identifies its weights."""
 
     name: str
     module: nn.Module
@@ -67,18 +67,29 @@ def timm_architectures() -> set[str]:
 
 
 def load(spec: ModelSpec, checkpoint: Path | None = None, random_weights: bool = False, seed: int = 0) -> LoadedModel:
-    """Build the model and give it weights; a way that cannot serve ends in one line that says what can."""
+    """Build the model and give it weights; a UserError says which other ways there are to get weights.
+
+    seed: of random weights. torch's global random generator is as before.
+    """
     if checkpoint is not None and random_weights:
         raise UserError("--checkpoint and --random-weights exclude each other; give one of them")
+    import torch
+
+    with torch.random.fork_rng(devices=[]):  # every constructor draws weights, also where they are replaced
+        module, origin = _with_weights(spec, checkpoint, random_weights, seed)
+    return _finish(spec, module, origin)
+
+
+def _with_weights(
+    spec: ModelSpec, checkpoint: Path | None, random_weights: bool, seed: int
+) -> tuple[nn.Module, Origin]:
     if checkpoint is not None:
-        module, origin = _from_checkpoint(spec, checkpoint), "checkpoint"
-    elif random_weights:
-        module, origin = _random(spec, seed), "random"
-    elif spec.checkpoint is not None:
-        module, origin = _from_checkpoint(spec, spec.checkpoint), "embedded"
-    else:
-        module, origin = _pretrained(spec), "pretrained"
-    return _finish(spec, module, origin)  # type: ignore[arg-type]
+        return _from_checkpoint(spec, checkpoint), "checkpoint"
+    if random_weights:
+        return _random(spec, seed), "random"
+    if spec.checkpoint is not None:
+        return _from_checkpoint(spec, spec.checkpoint), "embedded"
+    return _pretrained(spec), "pretrained"
 
 
 def _finish(spec: ModelSpec, module: nn.Module, origin: Origin) -> LoadedModel:
@@ -93,7 +104,7 @@ def _finish(spec: ModelSpec, module: nn.Module, origin: Origin) -> LoadedModel:
 
 
 def build(spec: ModelSpec, classes: int | None = None) -> nn.Module:
-    """The architecture, with whatever weights its constructor draws."""
+    """The architecture, with the weights that its constructor draws."""
     timm = import_timm()
     if spec.embedded:
         from ptq4vit_onnx.models import digits_arch
@@ -106,27 +117,25 @@ def build(spec: ModelSpec, classes: int | None = None) -> nn.Module:
 
         return SwinTransformer(**digits_arch.SWIN_DIGITS)  # type: ignore[no-any-return]
     options = {} if classes is None else {"num_classes": classes}
-    if ":" in spec.timm:  # an hf-hub address: its configuration comes from the hub
-        _prefer_cache()
     try:
-        return timm.create_model(spec.timm, pretrained=False, **options)  # type: ignore[no-any-return]
+        with _preferring_cache() if ":" in spec.timm else nullcontext():  # an hf-hub address: the hub configures it
+            return timm.create_model(spec.timm, pretrained=False, **options)  # type: ignore[no-any-return]
     except (RuntimeError, OSError, ValueError, TypeError) as error:
-        raise UserError(f"timm cannot build {spec.timm!r}: {_one_line(error)}") from error
+        raise UserError(f"timm cannot build {spec.timm!r}: {one_line(error)}") from error
 
 
 def _random(spec: ModelSpec, seed: int) -> nn.Module:
     import torch
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build(spec)
+    torch.default_generator.manual_seed(seed)  # the CPU's, which `load` restores; torch.manual_seed seeds all devices
+    return build(spec)
 
 
 def _pretrained(spec: ModelSpec) -> nn.Module:
-    _prefer_cache()
     timm = import_timm()
     try:
-        return timm.create_model(spec.timm, pretrained=True)  # type: ignore[no-any-return]
+        with _preferring_cache():
+            return timm.create_model(spec.timm, pretrained=True)  # type: ignore[no-any-return]
     except (OSError, ValueError) as error:
         raise UserError(
             f"no weights for {spec.name}: the hub did not serve {spec.timm} ({type(error).__name__}); "
@@ -134,22 +143,37 @@ def _pretrained(spec: ModelSpec) -> nn.Module:
         ) from error
     except RuntimeError as error:  # timm's answer to a tag it does not know, or to one without weights
         raise UserError(
-            f"no weights for {spec.name}: {_one_line(error)}; give --checkpoint FILE, or use "
+            f"no weights for {spec.name}: {one_line(error)}; give --checkpoint FILE, or use "
             "--random-weights for a dry run"
         ) from error
 
 
-def _prefer_cache() -> None:
-    """Without a hub, take at once what was downloaded before: the client would try for a minute."""
+@contextmanager
+def _preferring_cache() -> Iterator[None]:
+    """While it is open and the hub cannot be reached, its client reads its cache; else it would retry for a minute."""
     from huggingface_hub import constants
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    if not _hub_reachable():
-        constants.HF_HUB_OFFLINE = True
+    before = constants.HF_HUB_OFFLINE
+    with quiet_logging("huggingface_hub"):
+        if not _hub_reachable():
+            constants.HF_HUB_OFFLINE = True
+        try:
+            yield
+        finally:
+            if before != constants.HF_HUB_OFFLINE:
+                constants.HF_HUB_OFFLINE = before
+                _forget_offline_sessions()
+
+
+def _forget_offline_sessions() -> None:
+    """Clients before 1.0 keep HTTP sessions, and one that was made offline stays offline."""
+    from huggingface_hub import utils
+
+    getattr(utils, "reset_sessions", lambda: None)()
 
 
 def _hub_reachable() -> bool:
-    """Whether the hub answers; behind a proxy that cannot be told from here, so it is assumed."""
+    """Whether the hub answers. Behind a proxy a direct connection tells nothing, so it is assumed to."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
     from huggingface_hub import constants
@@ -165,106 +189,13 @@ def _hub_reachable() -> bool:
 
 def _from_checkpoint(spec: ModelSpec, path: Path) -> nn.Module:
     state = read_state(path)
-    module = build(spec, _classes_in(state))
-    filter_state = getattr(sys.modules[type(module).__module__], "checkpoint_filter_fn", None)
-    try:
-        state = filter_state(state, module) if filter_state else state
-    except (LookupError, AttributeError, RuntimeError, ValueError, TypeError, AssertionError) as error:
-        raise UserError(f"checkpoint {path} does not fit {spec.name}: {_one_line(error)}") from error
-    _require_match(spec, path, module, state)
-    module.load_state_dict(state)
-    broken = [key for key, value in module.state_dict().items() if not value.isfinite().all()]
-    if broken:
-        raise UserError(f"checkpoint {path} holds NaN or infinite weights: {_listed('in', broken)}")
+    module = build(spec, classes_in(state))
+    load_state(module, state, path, spec.name)
     return module
 
 
-def read_state(path: Path) -> dict[str, Any]:
-    """A flat state dict from .safetensors, .pth, .pt or .bin; pickled code is never run."""
-    import pickle
-
-    import torch
-    from safetensors.torch import load_file
-
-    if not path.is_file():
-        raise UserError(f"no checkpoint at {path}; give a .safetensors, .pth, .pt or .bin file")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's advice about pickles is not for our user
-            is_safe = path.suffix.lower() == ".safetensors"
-            data = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UserError(
-            f"checkpoint {path} is not a plain file of tensors: loading it would run code from it or it is "
-            "damaged; save the state dict alone, best as .safetensors"
-        ) from error
-    except Exception as error:  # a damaged file makes the readers raise nearly anything
-        raise UserError(f"cannot read checkpoint {path}: {_one_line(error)}; is it complete?") from error
-    return _unnest(path, data)
-
-
-def _unnest(path: Path, data: Any) -> dict[str, Any]:
-    """The tensors of a checkpoint, from under the usual wrappers; EMA weights first, as timm does."""
-    import torch
-
-    for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
-        if isinstance(data, dict) and isinstance(data.get(key), dict):
-            return _unnest(path, data[key])
-    tensors = _items(data, torch.Tensor)
-    if not tensors:
-        raise UserError(
-            f"checkpoint {path} holds no state dict; expected tensors by name, at the top or under "
-            "state_dict, model or model_ema"
-        )
-    prefixes = ("module.", "_orig_mod.")
-    clean = {}
-    for key, value in tensors.items():
-        while key.startswith(prefixes):
-            key = key.partition(".")[2]
-        clean[key] = value
-    return clean
-
-
-def _items(data: Any, kind: type) -> dict[str, Any]:
-    """The named values of one kind; counters, settings and the like lie next to the weights in some files."""
-    entries = data.items() if isinstance(data, dict) else ()
-    return {key: value for key, value in entries if isinstance(key, str) and isinstance(value, kind)}
-
-
-def _classes_in(state: dict[str, Any]) -> int | None:
-    """How many classes the checkpoint's head has, so that fine-tuned models load without another option."""
-    for key in ("head.weight", "head.fc.weight"):
-        if key in state and getattr(state[key], "ndim", 0) == 2:
-            return int(state[key].shape[0])
-    return None
-
-
-def _require_match(spec: ModelSpec, path: Path, module: nn.Module, state: dict[str, Any]) -> None:
-    expected = module.state_dict()
-    problems = [
-        _listed("missing", [key for key in expected if key not in state]),
-        _listed("unexpected", [key for key in state if key not in expected]),
-        _listed("of another shape", [
-            f"{key} {list(state[key].shape)} instead of {list(expected[key].shape)}"
-            for key in expected
-            if key in state and state[key].shape != expected[key].shape
-        ]),
-    ]  # fmt: skip
-    found = [problem for problem in problems if problem]
-    if found:
-        raise UserError(
-            f"checkpoint {path} does not fit {spec.name}: {'; '.join(found)}; "
-            "is it of another architecture? (ptq4vit-onnx models)"
-        )
-
-
-def _listed(what: str, items: list[str]) -> str:
-    shown = ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
-    return f"{what}: {shown}" if items else ""
-
-
 def preprocessing_of(spec: ModelSpec, module: nn.Module) -> Preprocessing:
-    """timm's evaluation transform of this very model."""
+    """The model's evaluation transform, as timm has it."""
     if spec.embedded:
         from ptq4vit_onnx.models import digits_arch as digits
 
@@ -285,7 +216,3 @@ def fingerprint_of(module: nn.Module) -> str:
         digest.update(f"{key} {list(value.shape)} {value.dtype}".encode())
         digest.update(value.contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

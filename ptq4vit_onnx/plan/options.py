@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -11,6 +12,7 @@ from ptq4vit_onnx.limits import MAX_COUNT, require_whole
 from ptq4vit_onnx.plan.quantizers import MAX_BITS, MIN_BITS
 
 Method = Literal["ptq4vit", "base"]
+Preset = Literal["ptq4vit", "paper", "base"]  # what the user starts from: our defaults, or the paper's own two settings
 Metric = Literal["hessian", "mse", "cosine", "pearson"]
 SUMS_OF_SQUARES: tuple[Metric, ...] = ("hessian", "mse")  # the others are angles
 Twin = Literal["auto", "both", "softmax", "gelu", "none"]
@@ -79,6 +81,25 @@ class Options:
     def paper(cls, **changes: Any) -> Options:
         """PTQ4ViT exactly as published: both twins, Hessian metric, three rounds, layer-wise symmetric scales."""
         return replace(cls(twin="both", rounds=3), **{**_PUBLISHED, **changes})
+
+    @classmethod
+    def resolve(
+        cls,
+        preset: Preset = "ptq4vit",
+        bits: int | None = None,
+        weight_bits: int | None = None,
+        activation_bits: int | None = None,
+        **changes: Any,
+    ) -> Options:
+        """A preset, changed by what the user gave; bits stands for whichever of the two widths was not given."""
+        presets: dict[str, Callable[..., Options]] = {"ptq4vit": cls, "paper": cls.paper, "base": cls.base}
+        if preset not in presets:
+            raise UserError(f"method is {preset!r}; expected one of {', '.join(presets)}")
+        widths = {
+            "weight_bits": bits if weight_bits is None else weight_bits,
+            "activation_bits": bits if activation_bits is None else activation_bits,
+        }
+        return presets[preset](**{name: value for name, value in widths.items() if value is not None}, **changes)
 
     def to_data(self) -> dict[str, Any]:
         return asdict(self)

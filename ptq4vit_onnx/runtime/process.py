@@ -1,32 +1,57 @@
-"""How this process waits and keeps memory: settled once, before torch is imported."""
+"""How this process waits for its threads and keeps freed memory."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # mallopt's parameters, from glibc's malloc.h
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 _KEPT, _PAD = 2**31 - 1, 2**27  # bytes free at the top before any go back to the system; bytes asked for in advance
 
 
-def prepare() -> None:
-    """Threads sleep while they wait for each other, and freed memory serves the next tensor.
+@contextmanager
+def prepared() -> Iterator[None]:
+    """While it is open, torch is imported with threads that sleep, and freed memory serves the next tensor.
 
-    torch's threads spin by default; next to any other busy program that made a calibration ten times slower. What the
-    user has set in the environment (OMP_WAIT_POLICY, MALLOC_*) is left alone.
+    torch's threads spin by default while they wait for each other; next to any other busy program that makes a
+    calibration ten times slower. OpenMP reads OMP_WAIT_POLICY once, when torch is imported: if torch was imported
+    before, its threads stay as they are. At the end the environment is as before and freed memory goes back to the
+    system; glibc's settings cannot be read, so they stay. What the user has set (OMP_WAIT_POLICY, MALLOC_*) is left
+    alone.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if not any(name.startswith("MALLOC_") for name in os.environ):
-        keep_freed_memory()
+    with environment_restored("OMP_WAIT_POLICY", "TORCHINDUCTOR_CACHE_DIR"):  # torch sets the second on import
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        if not any(name.startswith("MALLOC_") for name in os.environ):
+            keep_freed_memory()
+        try:
+            yield
+        finally:
+            give_back_freed_memory()
+
+
+@contextmanager
+def environment_restored(*names: str) -> Iterator[None]:
+    """At the end, these environment variables are set to what they were, or unset."""
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def keep_freed_memory() -> bool:
-    """Have glibc hand freed memory out again instead of unmapping it; False where there is no glibc.
+    """Have glibc reuse freed memory instead of unmapping it; False where there is no glibc.
 
-    By default every large tensor is a mapping of its own: its pages are zeroed and faulted in anew for each candidate
-    that is tried. On a virtual machine whose host takes free pages back, that is most of a search's time. All threads
-    share one heap: what each would keep in its own, the others could not use.
+    By default every large tensor is a memory mapping of its own: for each candidate that is tried, its pages are
+    zeroed and faulted in again. On a virtual machine whose host takes free pages back, that is most of a search's
+    time. All threads share one arena: memory that is freed in a thread's own arena is of no use to the others.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -37,10 +62,10 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory() -> bool:
-    """Return what is free to the system, once; False where there is no glibc.
+    """Return freed memory to the system, once; False where there is no glibc.
 
-    Kept memory is in pieces that fit what was freed; what is allocated next may be larger. To be called between blocks
-    of a model, not between candidates.
+    Kept memory is fragmented: its pieces fit the tensors that were freed, and the next ones may be larger. To be
+    called between blocks of a model, not between candidates.
     """
     try:
         trim = ctypes.CDLL(None).malloc_trim

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +18,7 @@ from ptq4vit_onnx.images.loading import ImageSet, load_images
 from ptq4vit_onnx.images.stream import ImageSource
 from ptq4vit_onnx.progress import Progress
 from ptq4vit_onnx.proof.kernels import KernelAudit, audit
+from ptq4vit_onnx.runtime.quiet import quiet_logging
 from ptq4vit_onnx.runtime.session import session, static_batch
 
 
@@ -53,7 +52,7 @@ def quantize_static_peer(
 
     chosen = replace(settings or StaticSettings(), **changes)
     kinds = {"u8": quantization.QuantType.QUInt8, "s8": quantization.QuantType.QInt8}
-    with _quiet():
+    with quiet_logging():  # its advice on the root logger is not for our user
         quantization.quantize_static(
             str(float_path),
             str(out_path),
@@ -91,16 +90,6 @@ def _reader(float_path: Path, images: Array, base: Any) -> Any:
             return None if part is None else {name: part}
 
     return Reader()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """quantize_static logs advice on the root logger; it is not this tool's user who could follow it."""
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 CALIBRATION_IMAGES = 32  # as many as an export uses by default

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -239,7 +240,7 @@ def test_the_help_says_what_every_exit_code_means(capsys: pytest.CaptureFixture[
 
 def test_explicit_options_change_the_methods_own_and_nothing_else() -> None:
     def parsed(*arguments: str) -> Any:
-        return cli_export.options_from(cli.build_parser().parse_args(["export", *arguments]))
+        return cli_export.request_from(cli.build_parser().parse_args(["export", *arguments])).options
 
     assert (parsed("--bits", "6").weight_bits, parsed("--bits", "6").activation_bits) == (6, 6)
     mixed = parsed("--bits", "6", "--weight-bits", "4")
@@ -252,13 +253,36 @@ def test_explicit_options_change_the_methods_own_and_nothing_else() -> None:
     assert parsed("--method", "base", "--metric", "mse").metric == "mse"
 
 
-def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_runs_with_sleeping_threads_and_leaves_the_environment_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str | None] = []
+
+    def look(_: Any) -> int:
+        seen.append(os.environ.get("OMP_WAIT_POLICY"))
+        return 0
+
+    monkeypatch.setattr(cli, "list_models", look)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    cli.main(["models"])
-    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    cli.main(["models"])
-    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert cli.main(["models"]) == 0
+    assert seen == ["PASSIVE"] and "OMP_WAIT_POLICY" not in os.environ
+
+
+def test_a_command_logs_to_standard_error_and_leaves_logging_and_streams_as_they_were(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warn(_: Any) -> int:
+        logging.getLogger("any").warning("said")
+        return 0
+
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(cli, "list_models", warn)
+    before = root.level, sys.stdout.errors, sys.stderr.errors
+    for _ in range(2):
+        assert cli.main(["models"]) == 0
+    assert capsys.readouterr().err == "WARNING: said\n" * 2
+    assert (root.level, sys.stdout.errors, sys.stderr.errors) == before and root.handlers == []
 
 
 def run_in_shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:

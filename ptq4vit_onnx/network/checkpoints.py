@@ -1,0 +1,111 @@
+"""Weights from a file: reading a checkpoint, and giving it to a model that it fits."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ptq4vit_onnx.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """A flat state dict from .safetensors, .pth, .pt or .bin; pickled code is never run."""
+    import pickle
+
+    import torch
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise UserError(f"no checkpoint at {path}; give a .safetensors, .pth, .pt or .bin file")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's advice about pickles is not for our user
+            is_safe = path.suffix.lower() == ".safetensors"
+            data = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"checkpoint {path} is not a plain file of tensors: loading it would run code from it or it is "
+            "damaged; save the state dict alone, best as .safetensors"
+        ) from error
+    except Exception as error:  # a damaged file makes the readers raise nearly anything
+        raise UserError(f"cannot read checkpoint {path}: {one_line(error)}; is it complete?") from error
+    return _unnest(path, data)
+
+
+def _unnest(path: Path, data: Any) -> dict[str, Any]:
+    """The tensors of a checkpoint, from under the usual wrappers; EMA weights first, as timm does."""
+    import torch
+
+    for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
+        if isinstance(data, dict) and isinstance(data.get(key), dict):
+            return _unnest(path, data[key])
+    tensors = _items(data, torch.Tensor)
+    if not tensors:
+        raise UserError(
+            f"checkpoint {path} holds no state dict; expected tensors by name, at the top or under "
+            "state_dict, model or model_ema"
+        )
+    prefixes = ("module.", "_orig_mod.")
+    clean = {}
+    for key, value in tensors.items():
+        while key.startswith(prefixes):
+            key = key.partition(".")[2]
+        clean[key] = value
+    return clean
+
+
+def _items(data: Any, kind: type) -> dict[str, Any]:
+    """The named values of one type; some files hold counters and settings next to the weights."""
+    entries = data.items() if isinstance(data, dict) else ()
+    return {key: value for key, value in entries if isinstance(key, str) and isinstance(value, kind)}
+
+
+def classes_in(state: dict[str, Any]) -> int | None:
+    """The number of classes of the checkpoint's head, so that fine-tuned models load without another option."""
+    for key in ("head.weight", "head.fc.weight"):
+        if key in state and getattr(state[key], "ndim", 0) == 2:
+            return int(state[key].shape[0])
+    return None
+
+
+def load_state(module: nn.Module, state: dict[str, Any], path: Path, name: str) -> None:
+    """Give the weights of `path` to the module, converted as timm does; name: of the model, for messages."""
+    filter_state = getattr(sys.modules[type(module).__module__], "checkpoint_filter_fn", None)
+    try:
+        state = filter_state(state, module) if filter_state else state
+    except (LookupError, AttributeError, RuntimeError, ValueError, TypeError, AssertionError) as error:
+        raise UserError(f"checkpoint {path} does not fit {name}: {one_line(error)}") from error
+    _require_match(name, path, module, state)
+    module.load_state_dict(state)
+    broken = [key for key, value in module.state_dict().items() if not value.isfinite().all()]
+    if broken:
+        raise UserError(f"checkpoint {path} holds NaN or infinite weights: {_listed('in', broken)}")
+
+
+def _require_match(name: str, path: Path, module: nn.Module, state: dict[str, Any]) -> None:
+    expected = module.state_dict()
+    problems = [
+        _listed("missing", [key for key in expected if key not in state]),
+        _listed("unexpected", [key for key in state if key not in expected]),
+        _listed("of another shape", [
+            f"{key} {list(state[key].shape)} instead of {list(expected[key].shape)}"
+            for key in expected
+            if key in state and state[key].shape != expected[key].shape
+        ]),
+    ]  # fmt: skip
+    found = [problem for problem in problems if problem]
+    if found:
+        raise UserError(
+            f"checkpoint {path} does not fit {name}: {'; '.join(found)}; "
+            "is it of another architecture? (ptq4vit-onnx models)"
+        )
+
+
+def _listed(what: str, items: list[str]) -> str:
+    shown = ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
+    return f"{what}: {shown}" if items else ""

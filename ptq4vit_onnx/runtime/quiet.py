@@ -1,0 +1,30 @@
+"""Libraries that log advice which is not for our user."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def quiet_logging(*names: str, level: int = logging.ERROR) -> Iterator[None]:
+    """While it is open, loggers of these names drop what is below `level`; without names, all loggers do.
+
+    At the end the levels and the level of `logging.disable` are as before. So are the root logger's handlers:
+    `logging.warning` and its sisters add one where there is none.
+    """
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    disabled, handlers = logging.root.manager.disable, list(logging.root.handlers)
+    try:
+        for logger in loggers:
+            logger.setLevel(level)
+        if not loggers:
+            logging.disable(max(disabled, level - 1))
+        yield
+    finally:
+        logging.disable(disabled)
+        logging.root.handlers[:] = handlers
+        for logger, before in zip(loggers, levels, strict=True):
+            logger.setLevel(before)
