@@ -119,7 +119,7 @@ def check_parity(
     batch: int = 8,
     progress: Progress = silent,
 ) -> ParityResult:
-    """Whether a quantised model runs in integers, computes what its plan says, and predicts as the float one.
+    """Whether a quantised model runs in integers, computes what its plan says, and agrees with the float model.
 
     reference: the float.onnx of the same export. plan: its plan.json; the one next to `model` if any.
     min_agreement: a share of the images, 0..1. max_drop: points of top-1, needs labels. max_kl: nats.

@@ -1,4 +1,4 @@
-"""What can go wrong, by who can mend it."""
+"""The two errors that callers are meant to catch."""
 
 
 class UserError(Exception):

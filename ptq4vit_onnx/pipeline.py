@@ -1,4 +1,4 @@
-"""The spine: one model goes down this page, from a name to an integer ONNX file with proof."""
+"""The spine: the steps from the name of a model to an integer ONNX file with proof, in their order."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The command line: the only room that prints, and what its exit codes mean."""
+"""The command line: parses arguments, prints, and returns exit codes. No other room prints."""

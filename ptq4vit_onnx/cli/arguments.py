@@ -1,4 +1,4 @@
-"""What the commands have in common: kinds of arguments, tables as text, and what a command hands back."""
+"""What the commands share: types of arguments, groups of arguments, and the result of a command."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_count(text: str) -> int:
 
 
 def several(kind: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
-    """1,2,4 -> (1, 2, 4), each once, each of this kind."""
+    """A type of argument: 1,2,2,4 -> (1, 2, 4), each parsed by `kind`."""
     return lambda text: tuple(dict.fromkeys(kind(part) for part in text.split(",")))
 
 
@@ -64,7 +64,7 @@ def number(text: str) -> float:
 
 
 def add_images(parser: argparse.ArgumentParser, may_skip: bool = False) -> None:
-    """Which images a command measures on. may_skip: whether it is up to the user what damaged ones mean."""
+    """Arguments for the images a command measures on. may_skip: whether there is --skip-unreadable."""
     group = parser.add_argument_group("images")
     group.add_argument(
         "--data", type=Path, metavar="PATH",

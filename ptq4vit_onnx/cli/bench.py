@@ -22,7 +22,7 @@ PEER_NAMES = (
     "ort-static",
     "ort-static-minmax",
     "ort-static-percentile",
-)  # static_peer.PEERS, without its imports
+)  # the keys of studies.peers.PEERS, which imports ONNX
 SITES_SHOWN = 15
 
 
@@ -70,7 +70,7 @@ def run_bench(parsed: argparse.Namespace, progress: Progress) -> Outcome:
 def _contest(
     parsed: argparse.Namespace, models: dict[str, Path], folder: Path, progress: Progress
 ) -> tuple[str, list[Contestant]]:
-    """Add the peers to `models` and judge all of them; also what the peers were calibrated on."""
+    """Add the peers to `models` and evaluate all of them; returns also what the peers were calibrated on."""
     from ptq4vit_onnx.images.stream import ImageSource, Where
     from ptq4vit_onnx.studies import peers as contest
 

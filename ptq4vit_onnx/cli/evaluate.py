@@ -43,7 +43,7 @@ def run_eval(parsed: argparse.Namespace, progress: Progress) -> Outcome:
 
 
 def evaluation_rows(found: Evaluations) -> list[tuple[str, ...]]:
-    """A table with the reference in it, first where it is not one of the models."""
+    """Rows of a table: the reference first, unless it is one of the models, then the models."""
     known = [model.path for model in found.models]
     every = found.models if found.reference.path in known else (found.reference, *found.models)
     head = ("model", "images", "top-1 %", "top-5 %", "drop", "agreement %", "KL")
@@ -98,13 +98,13 @@ def run_parity(parsed: argparse.Namespace, progress: Progress) -> Outcome:
 
 
 def parity_text(result: ParityResult) -> str:
-    """A line for each check, and where it went wrong."""
+    """A line for each check, and one for the first site that diverges."""
     lines = table([(check.status, check.name, check.sentence) for check in result.checks])
     return lines if result.first_divergent is None else f"{lines}\nfirst divergent site: {result.first_divergent}"
 
 
 def _result_files(parsed: argparse.Namespace) -> list[ResultFile]:
-    """Where results go; a place that cannot be meant, or written, is refused before the work."""
+    """The files for results; refuses, before any work, one that is an input or cannot be written."""
     from ptq4vit_onnx.files.outputs import require_writable
 
     results = named_results(json=parsed.json, junit=parsed.junit)
@@ -121,7 +121,7 @@ def _result_files(parsed: argparse.Namespace) -> list[ResultFile]:
 
 
 def _write(results: Sequence[ResultFile], result: ParityResult) -> str | None:
-    """Write every result that goes to a file; the text of the one that is printed, if any."""
+    """Write the results that go to files; returns the text of the one that is printed, if any."""
     from ptq4vit_onnx.files.outputs import write_whole
 
     texts = {"--json": json.dumps(result.to_data(), indent=1) + "\n", "--junit": result.to_junit()}

@@ -1,4 +1,4 @@
-"""Command line: the only module that prints, and what its exit codes mean."""
+"""The command line's entry: runs a command, and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from ptq4vit_onnx.runtime import process
 EXIT_CODES = (
     "exit codes: 0 done, 1 parity failed, 2 something you can mend, 3 a defect of this program, 130 interrupted"
 )
-OUT_OF_MEMORY = "can't allocate memory"  # as torch says it, in a RuntimeError
-TRACEBACK = "PTQ4VIT_ONNX_TRACEBACK"  # an environment variable: show where an unexpected error arose
+OUT_OF_MEMORY = "can't allocate memory"  # in the RuntimeError that torch raises
+TRACEBACK = "PTQ4VIT_ONNX_TRACEBACK"  # environment variable: print the traceback of an unexpected error
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,7 +57,7 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _explain(error: BaseException, resumes: bool) -> int:
-    """Say in one line what went wrong; the exit code."""
+    """Print the error as one line; returns the exit code."""
     error = _interruption(error) or error
     match error:
         case UserError():
@@ -69,7 +69,7 @@ def _explain(error: BaseException, resumes: bool) -> int:
             return _complain(130, f"interrupted; nothing half-written{again}")
         case _ if isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error):
             return _complain(2, "not enough memory; ask for a smaller --batch or fewer --images")
-        case OSError():  # a full disk, no permission: nothing that we could have known
+        case OSError():  # a full disk, no permission: cannot be checked in advance
             _drop_output()
             where = f" {error.filename}" if error.filename else ""
             return _complain(
@@ -82,7 +82,7 @@ def _explain(error: BaseException, resumes: bool) -> int:
 
 
 def _interruption(error: BaseException | None) -> KeyboardInterrupt | None:
-    """The Ctrl-C behind an error: a compiled module that is being imported makes an ImportError of it."""
+    """The KeyboardInterrupt that caused an error: importing a compiled module turns it into an ImportError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error
@@ -133,19 +133,19 @@ def _flushed_output() -> Iterator[None]:
     try:
         yield
     finally:
-        if sys.stdout is not None:  # as it is where a shell has closed it
+        if sys.stdout is not None:  # None if the shell has closed it
             sys.stdout.flush()
 
 
 def _drop_output() -> None:
-    """Send what is still to be written nowhere: the interpreter would try again when it ends, and complain."""
+    """Send buffered output to /dev/null: the interpreter would flush it again at its end, and complain."""
     with suppress(OSError, AttributeError):  # a stream without a file, as in tests
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """Have SIGTERM (timeout, docker stop) clean up as Ctrl-C does; only the main thread may."""
+    """While it is open, SIGTERM (timeout, docker stop) raises KeyboardInterrupt; only the main thread may set that."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -157,7 +157,7 @@ def _terminated_like_interrupted() -> Iterator[None]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A mistake is one line, as everywhere else; the usage is one --help away."""
+    """Reports a mistake in one line, as the commands do, instead of argparse's usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"ptq4vit-onnx: {' '.join(message.split())} (see {self.prog} --help)\n")
@@ -182,7 +182,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _printed(run: Callable[[argparse.Namespace, Any], Outcome]) -> Callable[[argparse.Namespace], int]:
-    """A command that hands back text, as one that prints it."""
+    """A command that returns an Outcome -> one that prints it and returns the exit code."""
 
     def command(parsed: argparse.Namespace) -> int:
         outcome = run(parsed, progress_bar)
@@ -232,7 +232,7 @@ def run_export(parsed: argparse.Namespace) -> int:
 
 
 def progress_bar(items: Iterable[Any], title: str) -> Iterable[Any]:
-    """A bar with the time left on standard error, only where somebody looks at it."""
+    """A progress bar on standard error, if that is a terminal."""
     from tqdm import tqdm
 
     bar: Iterable[Any] = tqdm(items, desc=title, disable=not sys.stderr.isatty(), dynamic_ncols=True, leave=False)

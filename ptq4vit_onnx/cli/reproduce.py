@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ptq4vit_onnx.progress import Progress
     from ptq4vit_onnx.studies.reproduce import Request
 
-ENGINES = ("simulator", "onnxruntime")  # reproduce.Engine, without its imports
+ENGINES = ("simulator", "onnxruntime")  # studies.reproduce.Engine, which imports torch
 
 
 def add_reproduce(commands: Any) -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""Files that a command writes its result to, next to what it prints."""
+"""Files that a command writes its result to, beside what it prints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ResultFile:
 
     @property
     def is_printed(self) -> bool:
-        """Whether standard output is meant; the result is then printed, and nothing else."""
+        """Whether the path is standard output; then the result is the only thing that is printed."""
         return str(self.path) in STANDARD_OUTPUT
 
 
@@ -31,7 +31,7 @@ def named_results(**paths: Path | None) -> list[ResultFile]:
 
 
 def require_apart(results: Sequence[ResultFile], inputs: Mapping[str, Path | None]) -> None:
-    """Refuse a result that would replace an input, or another result. inputs: what it is to the user -> its path."""
+    """Refuse a result that would replace an input or another result. inputs: description -> path."""
     taken = {name: path for name, path in inputs.items() if path is not None}
     for result in results:
         for name, path in taken.items():
@@ -41,7 +41,7 @@ def require_apart(results: Sequence[ResultFile], inputs: Mapping[str, Path | Non
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Whether both are one file, by whatever links; files that are not there yet are one by their path."""
+    """Whether both are one file, links followed; files that do not exist are compared by their real paths."""
     try:
         return one.samefile(other)
     except OSError:

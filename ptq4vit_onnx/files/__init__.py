@@ -1,1 +1,1 @@
-"""Output folders and files that appear whole or not at all, and what a result came from."""
+"""Output folders and files that appear whole or not at all, and the provenance of a result."""

@@ -19,8 +19,10 @@ EXPORT_FILES = (
 
 
 def require_free(folder: Path, force: bool) -> None:
-    """Refuse early, before any work: a folder that cannot be written, or that exists; with force, only one that holds
-    more than an export, since replacing it would delete that."""
+    """Refuse, before any work, a folder that exists or cannot be written.
+
+    With force a folder may exist, unless it holds more than an export: replacing it would delete that.
+    """
     if Path.cwd().is_relative_to(folder.resolve()):
         raise UserError(f"output {str(folder)!r} is the folder you are in, or above it; name one below it")
     if folder.exists() and not folder.is_dir():
@@ -49,9 +51,9 @@ def require_outside(folder: Path, inputs: Mapping[str, Path | None]) -> None:
 
 @contextmanager
 def whole_folder(folder: Path, force: bool) -> Iterator[Path]:
-    """A staging folder next to `folder` that takes its name when the block ends well, and vanishes otherwise.
+    """A staging folder next to `folder`: renamed to `folder` if the block succeeds, deleted if it raises.
 
-    What was there before is replaced only then. A killed process leaves at most a hidden staging folder.
+    An earlier folder is replaced only on success. A killed process leaves at most a hidden staging folder.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -70,8 +72,7 @@ def whole_folder(folder: Path, force: bool) -> Iterator[Path]:
 
 
 def require_writable(path: Path, option: str = "--output", makes_folder: bool = False) -> None:
-    """Refuse early, before any work, a file that cannot be written; writes nothing. makes_folder: whether its folder
-    will be made."""
+    """Refuse, before any work, a file that cannot be written. makes_folder: whether its folder will be created."""
     if path.is_dir():
         raise UserError(f"cannot write {path}: it is a folder; give another {option}")
     if path.exists() and not path.is_file():
@@ -86,10 +87,10 @@ def require_writable(path: Path, option: str = "--output", makes_folder: bool = 
 
 
 def write_whole(path: Path, text: str, option: str = "--output") -> None:
-    """A text file that appears whole or not at all. option: which of the user's named it, for the message.
+    """Write a text file by renaming, so that it appears whole or not at all. option: named in the error message.
 
-    A link stays a link, its target is replaced. A device or a pipe is written to: a rename would put a file in its
-    place.
+    Of a symbolic link the target is replaced. A device or a pipe is written to directly: renaming would replace it by
+    a file.
     """
     try:
         if path.exists() and not path.is_file():
@@ -98,7 +99,7 @@ def write_whole(path: Path, text: str, option: str = "--output") -> None:
             _replace_file(path.resolve(), text)
     except OSError as error:
         raise _write_error(path, error, option) from error
-    except RuntimeError as error:  # what resolving a loop of links raises before Python 3.13
+    except RuntimeError as error:  # Path.resolve on a loop of symbolic links before Python 3.13
         raise UserError(f"cannot write {path}: {error}; give another {option}") from error
 
 
@@ -128,7 +129,7 @@ def _swap(staging: Path, folder: Path) -> None:
 
 
 def _foreign_entry(folder: Path) -> str | None:
-    """The name of the first thing in a folder that is no file of an export."""
+    """The first entry of a folder that no export writes."""
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
     return next((entry.name for entry in entries if entry.name not in EXPORT_FILES or entry.is_dir()), None)
 

@@ -1,4 +1,4 @@
-"""What a result came from: versions of the libraries, and files and folders known again."""
+"""What a result came from: versions of the libraries, and the identity of input files and folders."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Identity: TypeAlias = list[str | int] | None
 
 
 def file_identity(path: Path | None) -> Identity:
-    """A file that was replaced has another time or size."""
+    """Path, size and modification time, of which at least one changes if the file is replaced."""
     return None if path is None else [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
 
 
 def data_identity(path: Path | None) -> Identity:
-    """Images and labels: names and sizes of a folder's files, and what its labels.csv says."""
+    """Of a folder, a hash of the names and sizes of its files and of the text of labels.csv."""
     if path is None or not path.is_dir():
         return file_identity(path)
     digest = hashlib.sha256()

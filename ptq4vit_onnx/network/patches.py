@@ -13,7 +13,7 @@ from ptq4vit_onnx.plan.weight_codes import pair_far_inputs
 def require_patch_convolution(
     name: str, weight: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> None:
-    """Only a convolution whose patches tile the image is a product over flattened patches."""
+    """Refuse a convolution that is not a patch embedding: only patches that tile the image make a matrix product."""
     kernel = tuple(weight.shape[-2:])
     if _pair(stride) != kernel or _pair(padding) != (0, 0) or _pair(dilation) != (1, 1) or groups != 1:
         raise UserError(

@@ -1,4 +1,4 @@
-"""A plan that the user brings: is it this model's, and which options was it made with?"""
+"""Whether a plan that the user brings fits the model, and which options it was made with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load_plan(path: Path, spec: ModelSpec) -> ScalePlan:
 
 
 def options_of(plan: ScalePlan) -> Options:
-    """The options a plan was made with: they name the folder and stand in the report, whatever was typed."""
+    """The options a plan was made with; the output folder and the report are named after them."""
     known = {item.name for item in fields(Options)}
     try:
         return Options(**{name: value for name, value in plan.options.items() if name in known})
@@ -62,7 +62,7 @@ def require_plan_fits(plan: ScalePlan, model: LoadedModel, sites: list[Site]) ->
 
 
 def require_channels_fold(plan: ScalePlan, model: LoadedModel, sites: list[Site], image: np.ndarray[Any, Any]) -> None:
-    """The model, with the plan's channels folded in, computes what it did; `image` [1, C, H, W]."""
+    """Refuse a plan whose channels, folded into the model, would change its logits; `image` [1, C, H, W]."""
     import torch
 
     from ptq4vit_onnx.network.channel_folding import foldable

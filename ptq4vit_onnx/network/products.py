@@ -1,4 +1,4 @@
-"""Every product a torch model computes, seen by one hook: what it multiplies, and under which site's name.
+"""Every product that a torch model computes, and the name of its site, seen through a TorchFunctionMode.
 
 `watching(model, handler)` calls `handler(call)` in place of each linear, patch convolution and matrix product
 of the forward passes inside it, whichever module or function computed them. Recording, simulation and
@@ -43,7 +43,7 @@ _OPAQUE = {
 
 @dataclass(frozen=True)
 class Call:
-    """One product as it happens: out = arrange(lhs @ rhs + bias).
+    """One call of a product: out = arrange(lhs @ rhs + bias).
 
     linear   lhs [.., inputs], rhs [inputs, outputs]
     conv     lhs [batch, patches, inputs], rhs [inputs, outputs]; arrange folds patches back into an image
@@ -55,8 +55,8 @@ class Call:
     rhs: Tensor
     bias: Tensor | None
     arrange: Callable[[Tensor], Tensor]
-    unfinish: Callable[[Tensor], Tensor]  # a finished output's gradient, in the shape of lhs @ rhs
-    plain: Callable[[], Tensor]  # what the model would have computed
+    unfinish: Callable[[Tensor], Tensor]  # the gradient of the output -> that of lhs @ rhs
+    plain: Callable[[], Tensor]  # computes the output as the model does
 
     def finish(self, out: Tensor) -> Tensor:
         """From lhs @ rhs to the output."""
@@ -64,7 +64,7 @@ class Call:
 
 
 Handler = Callable[[Call], Tensor]
-# What to do with a product that is not understood: the sentence that says so, and what the model would have computed.
+# Computes a product that is not understood, from the error that says so and the model's own computation.
 Unknown = Callable[[UserError, Callable[[], Tensor]], Tensor]
 
 
@@ -73,7 +73,7 @@ def refuse(problem: UserError, _: Callable[[], Tensor]) -> Tensor:
 
 
 def compute_plainly(_: UserError, plain: Callable[[], Tensor]) -> Tensor:
-    """For models that `discover` has looked at: what it lets pass depends on no pixel."""
+    """For models that `discover` accepted: products that it did not understand there depend on no pixel."""
     return plain()
 
 
@@ -152,7 +152,7 @@ class _ProductMode(TorchFunctionMode):
         return out
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        """The product that this is, None if it is none; a UserError says what was not understood."""
+        """The call as a product, None if it is none; a UserError says what was not understood."""
         scope = self.scopes[-1] if self.scopes else ""
         if func in _LINEAR:
             return self._linear(scope, func, *args, **kwargs)
@@ -240,8 +240,8 @@ def _matmul(scope: str, func: Any, lhs: Tensor, rhs: Tensor) -> Call:
 def discover(model: nn.Module, image: Tensor | np.ndarray[Any, Any]) -> list[Site]:
     """All sites in the order the forward pass computes them; a UserError says what was not understood.
 
-    A site leads from the pixels to the logits. What depends on no pixel (a table of positions, a query that was
-    learnt) is a constant, whatever computes it; what no logit depends on is not in the file.
+    A site lies on a path of the autograd graph from the pixels to the logits. A product that depends on no pixel (a
+    table of positions, a learnt query) is a constant; a product that no logit depends on is not in the file.
     """
     found: list[tuple[Any, Site | UserError]] = []
 
@@ -271,7 +271,7 @@ def _require_logits(logits: Any) -> None:
 
 
 def _distinct(found: list[Site | UserError]) -> list[Site]:
-    """The sites, each of its own name; or the first thing that was not understood."""
+    """The sites, if their names are distinct; raises the first error among what was found."""
     sites: dict[str, Site] = {}
     for what in found:
         if isinstance(what, UserError):

@@ -1,4 +1,4 @@
-"""What every product multiplied, and its output's gradient, kept as the model computes."""
+"""The two sides of every product and the gradient of its output, kept while the model computes."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class _Pieces:
 
 
 class Recorder:
-    """A handler that lets the model compute and keeps each product's sides and, when it comes, its gradient.
+    """A handler that computes each product as the model does and keeps its two sides and its output's gradient.
 
-    most: how many elements of a side to keep at each call. foldable: sites that a LayerNorm's channels can be folded
-    into; the others' are forgotten.
+    most: how many elements of a side to keep at each call. foldable: sites into which a LayerNorm's channels can be
+    folded; of other sites the LayerNorm is not recorded.
     """
 
     def __init__(self, most: int, seed: int, foldable: Set[str]) -> None:
@@ -65,7 +65,7 @@ class Recorder:
         out = own_tensor(out)
         site = call.site if call.site.name in self.foldable else replace(call.site, norm="")
         pieces = self.pieces.setdefault(site.name, _Pieces(site))
-        slot = len(pieces.lhs)  # gradients come back in the engine's order, not in that of the calls
+        slot = len(pieces.lhs)  # the autograd engine delivers gradients in its own order, not in that of the calls
         kept = self._kept(call)
         pieces.lhs.append(_rows(call.lhs, call, kept))
         pieces.rhs.append(call.rhs.detach() if call.site.rhs_is_weight else _rows(call.rhs, call, kept))
@@ -86,7 +86,7 @@ class Recorder:
         return torch.randperm(entries, generator=self.generator)[:wanted].sort().values
 
     def take(self) -> Iterator[Recording]:
-        """Hand out and forget what is complete, last site first."""
+        """Hand out the sites whose gradients are all there, last site first, and forget them."""
         for name in [name for name, pieces in reversed(self.pieces.items()) if pieces.complete]:
             yield self.pieces.pop(name).join()
 
@@ -96,6 +96,6 @@ def _entries(call: Call) -> int:
 
 
 def _rows(x: Tensor, call: Call, kept: Tensor | None) -> Tensor:
-    """A left side, right side or gradient, a linear's as rows; only the entries kept."""
+    """The kept entries of a left side, right side or gradient; of a linear, as rows."""
     flat = x.detach().flatten(0, -2) if call.site.rhs_is_weight else x.detach()
     return flat if kept is None else flat[kept]

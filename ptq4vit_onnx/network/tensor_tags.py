@@ -1,4 +1,4 @@
-"""Where a tensor comes from, remembered on the tensor itself: softmax, GELU, a LayerNorm."""
+"""Which operation made a tensor (softmax, GELU, a LayerNorm), as an attribute of the tensor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOVING = _TRANSPARENT | {
 
 
 def mark_source(func: Any, args: tuple[Any, ...], out: Any) -> None:
-    """Remember on the tensor itself that softmax or GELU made it; dropout and the like hand the mark on."""
+    """Tag what softmax and GELU return; dropout and other operations that keep the values hand the tag on."""
     if func in _SOFTMAX:
         out._ptq4vit_source = "softmax"
     elif func in _GELU:
@@ -38,7 +38,7 @@ def source_of(x: Tensor) -> Source:
 
 
 def _pads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether values are added that no LayerNorm made: windows that do not tile an image are filled with zeros."""
+    """Whether this pads with values that no LayerNorm made, as Swin does where windows do not tile the image."""
     return func is F.pad and any(args[1] if len(args) > 1 else kwargs["pad"])
 
 
@@ -48,7 +48,7 @@ def norm_of(x: Any) -> str:
 
 
 def mark_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, owners: Mapping[int, str]) -> None:
-    """Remember which LayerNorm made a tensor, if it has a weight and a bias to fold into.
+    """Tag a tensor with the path of the LayerNorm that made it, if that has a weight and a bias to fold into.
 
     owners: paths of the modules that parameters belong to, by the parameters' ids.
     """

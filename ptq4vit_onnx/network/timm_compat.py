@@ -1,4 +1,4 @@
-"""The one place that imports timm: it starts also where torchvision was built for another torch."""
+"""The only module that imports timm, which must also work if torchvision was built for another torch."""
 
 import importlib.machinery
 import importlib.util
@@ -9,7 +9,7 @@ _MISSING_SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
-_library: Any = None  # torch forgets the schemas when the library object is collected
+_library: Any = None  # torch drops the schemas when the library object is garbage collected
 
 
 def declare_missing_torchvision_operators() -> list[str]:
@@ -55,7 +55,7 @@ def _is_declared(torch: Any, name: str) -> bool:
 
 
 def import_timm() -> ModuleType:
-    """timm, importable whatever torchvision was built for."""
+    """timm, imported also if torchvision was built for another torch."""
     declare_missing_torchvision_operators()
     import timm
 
