@@ -70,9 +70,17 @@ def test_modules_that_cannot_be_cut_out_grow_until_they_can(compute: Any, expect
     assert [names[block] for block in find_blocks(model, discover(model, image()), image())] == expected
 
 
+@pytest.mark.parametrize("hooked", [False, True], ids=["", "hooks"])
 @pytest.mark.parametrize(("compute", "_expected"), FORMS)
-def test_recordings_are_those_of_plain_autograd_whatever_surrounds_a_block(compute: Any, _expected: Any) -> None:
+def test_recordings_are_those_of_plain_autograd_whatever_surrounds_a_block(
+    compute: Any, _expected: Any, hooked: bool
+) -> None:
     model = Model(compute).requires_grad_(False)
+    if hooked:  # the user's own: each runs once in a replay, too
+        for module in model.modules():
+            if isinstance(module, (Pair, Attention)):
+                module.register_forward_pre_hook(lambda _module, args: (args[0] * 1.5, *args[1:]) if args else None)
+                module.register_forward_hook(lambda _module, _args, out: out * 0.5)
     recorder = Recorder(10**9, 0, set())
     with watching(model, recorder):
         logits = model(image(3).requires_grad_(True))
