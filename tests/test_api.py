@@ -13,6 +13,7 @@ import ptq4vit_onnx
 from ptq4vit_onnx import api, pipeline
 from ptq4vit_onnx.cli.main import main
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.report import terminal
 from ptq4vit_onnx.request import ExportRequest
 
 
@@ -68,15 +69,8 @@ def test_export_passes_on_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_command_line_and_python_ask_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[ExportRequest] = []
 
-    class Nothing:
-        def rows(self) -> list[tuple[str, ...]]:
-            return [("", "")]
-
-    def spine(request: ExportRequest, _progress: Any) -> Any:
-        asked.append(request)
-        return Nothing()
-
-    monkeypatch.setattr(pipeline, "export", spine)
+    monkeypatch.setattr(pipeline, "export", lambda request, _progress: asked.append(request))
+    monkeypatch.setattr(terminal, "rows", lambda _report: [("", "")])
     cases: list[tuple[str, dict[str, Any]]] = [
         ("", {}),
         ("--bits 6 --weight-bits 4 --rounds 0", {"bits": 6, "weight_bits": 4, "rounds": 0}),
