@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,28 @@ def float_export(load_model: Callable[[str], Any]) -> Callable[..., FloatExport]
         return FloatExport(model, sites, export_float(model, sites, batch))
 
     return lambda name, batch=None: make(name, batch)
+
+
+@pytest.fixture
+def quick_spine(float_export: Callable[..., FloatExport], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For exports through the spine: this session's float file instead of another, 20 test images instead of 500."""
+    from ptq4vit_onnx import pipeline
+    from ptq4vit_onnx.float_export import exporter
+    from ptq4vit_onnx.images.embedded import embedded_digits
+    from ptq4vit_onnx.images.loading import ImageSet
+
+    def cached(model: Any, _sites: Any, batch: int | None = None) -> onnx.ModelProto:
+        proto = onnx.ModelProto()
+        proto.CopyFrom(float_export(model.name, batch).proto)
+        return proto
+
+    def few(_spec: Any, model: Any, _images: Any) -> ImageSet:
+        images = embedded_digits(model.preprocessing, "test")
+        assert images.labels is not None
+        return replace(images, images=images.images[:20], labels=images.labels[:20])
+
+    monkeypatch.setattr(exporter, "export_float", cached)
+    monkeypatch.setattr(pipeline, "evaluation_images", few)
 
 
 @pytest.fixture(scope="session")

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import onnx
 import pytest
 import torch
 
 from ptq4vit_onnx import passes, pipeline
 from ptq4vit_onnx.errors import ParityError
-from ptq4vit_onnx.float_export import exporter
 from ptq4vit_onnx.images.embedded import embedded_digits
-from ptq4vit_onnx.images.loading import ImageSet
 from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.byte_codes import ByteCodes, add_dequantize, add_quantize
 from ptq4vit_onnx.passes.split_gelu import SplitGelu
@@ -95,25 +92,12 @@ class QuantizePositives(Pass):
 
 
 @pytest.fixture
-def registered(float_export: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The only form made for GELU, and its pass; the float file of this session, and few test images."""
+def registered(quick_spine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only form made for GELU, and its pass."""
     monkeypatch.delitem(QUANTIZERS, "twin_gelu")
     monkeypatch.setitem(QUANTIZERS, Positive.kind, Positive)
     at = passes.PASSES.index(SplitGelu) + 1
     monkeypatch.setattr(passes, "PASSES", (*passes.PASSES[:at], QuantizePositives, *passes.PASSES[at:]))
-
-    def cached(model: Any, _sites: Any, batch: int | None = None) -> Any:
-        proto = onnx.ModelProto()
-        proto.CopyFrom(float_export(model.name, batch).proto)
-        return proto
-
-    def few(_spec: Any, model: Any, _images: Any) -> ImageSet:
-        images = embedded_digits(model.preprocessing, "test")
-        assert images.labels is not None
-        return replace(images, images=images.images[:20], labels=images.labels[:20])
-
-    monkeypatch.setattr(exporter, "export_float", cached)
-    monkeypatch.setattr(pipeline, "evaluation_images", few)
 
 
 @pytest.mark.usefixtures("registered")

@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 from ptq4vit_onnx import pipeline
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.files.outputs import EXPORT_FILES
-from ptq4vit_onnx.float_export import exporter as float_export_module
-from ptq4vit_onnx.images.embedded import embedded_digits
-from ptq4vit_onnx.images.loading import ImageSet
 from ptq4vit_onnx.network import channel_folding as folding
 from ptq4vit_onnx.network.load import resolve
 from ptq4vit_onnx.network.plan_fit import options_of, require_channels_fold, require_plan_fits
@@ -36,25 +32,7 @@ from ptq4vit_onnx.request import ExportRequest
 QUICK = Options(images=4, candidates=8, rounds=1, weights="per-tensor", metric="mse", weight_bits=7)
 
 
-@pytest.fixture
-def quick(float_export: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The float model of this session instead of another export, and 20 test images instead of 500."""
-
-    def cached(model: Any, _sites: Any, batch: int | None = None) -> Any:
-        proto = onnx.ModelProto()
-        proto.CopyFrom(float_export(model.name, batch).proto)
-        return proto
-
-    def few(_spec: Any, model: Any, _images: Any) -> ImageSet:
-        images = embedded_digits(model.preprocessing, "test")
-        assert images.labels is not None
-        return replace(images, images=images.images[:20], labels=images.labels[:20])
-
-    monkeypatch.setattr(float_export_module, "export_float", cached)
-    monkeypatch.setattr(pipeline, "evaluation_images", few)
-
-
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_spine")
 def test_an_export_is_whole_and_its_plan_applied_again_gives_the_same_model(tmp_path: Path) -> None:
     report = export(ExportRequest(options=QUICK, output=tmp_path / "out"))
     made = {file.name for file in (tmp_path / "out").iterdir()}
@@ -88,7 +66,7 @@ def test_force_never_replaces_the_folder_that_an_input_lies_in(option: str, tmp_
     assert (out / "model.onnx").read_text() == "mine"
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_spine")
 def test_a_parity_failure_leaves_no_folder_and_keeps_the_searched_sites(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
