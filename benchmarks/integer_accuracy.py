@@ -34,7 +34,7 @@ from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.proof.end_to_end import check_end_to_end
 from ptq4vit_onnx.proof.float_sites import FloatSites
 from ptq4vit_onnx.proof.kernels import audit
-from ptq4vit_onnx.proof.layout import form_of
+from ptq4vit_onnx.proof.layout import layout_of
 from ptq4vit_onnx.proof.prove import quantize_model
 from ptq4vit_onnx.proof.sites import check_sites
 from ptq4vit_onnx.runtime import process
@@ -71,7 +71,7 @@ def rows(name: str, bits: list[int], folds: list[int], limit: int | None, paper:
         kernels = audit(path, plan, optimised)
         kernels.require_exact()
         parity = check_sites(path, plan, calibration.images[:2], FloatSites(float_path, plan), optimised)
-        simulated = simulate_exactly(model.module, plan, form_of(load(path), plan), images)
+        simulated = simulate_exactly(model.module, plan, layout_of(load(path), plan), images)
         in_torch = simulate(model.module, plan, images)
         logits = run(path, images)
         end = check_end_to_end(logits, simulated, coin_toss=False)

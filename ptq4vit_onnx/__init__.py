@@ -1,4 +1,27 @@
-"""PTQ4ViT for ONNX Runtime: vision transformers, quantised after training, executed in integers."""
+"""PTQ4ViT for ONNX Runtime: vision transformers, quantised after training, executed in integers.
+
+One model goes down this house; each room is a folder whose __init__ says what lies in it. Imports go down only:
+
+cli           the command line
+studies       other tools beside ours, the paper's tables
+api           export, evaluate, check_parity in Python
+pipeline      the spine: from a name to an integer ONNX file with proof, on one page
+report        what an export measured
+proof         does the file compute what the plan promised?
+calibration   recordings -> plan            simulation    the plan on the torch model
+float_export  torch -> float ONNX           passes        float ONNX + plan -> integer ONNX
+evaluation    accuracy, agreement, divergence
+network       the torch model, its products, what they multiply
+runtime       ONNX Runtime and this process
+graph         reading ONNX files
+images        images, prepared as the model wants them
+plan          the waist: sites, quantizers, options, the scale plan
+files         outputs that are whole, where results came from
+models        what can be quantised by name
+request, limits, progress, errors    what was asked for, how much may be asked for, bars, mistakes
+
+`python tools/rooms.py` prints who imports whom, and fails where a rule is broken.
+"""
 
 from typing import TYPE_CHECKING, Any
 

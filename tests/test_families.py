@@ -23,7 +23,7 @@ from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.proof.float_sites import FloatSites
 from ptq4vit_onnx.proof.kernels import audit
-from ptq4vit_onnx.proof.layout import form_of
+from ptq4vit_onnx.proof.layout import layout_of
 from ptq4vit_onnx.proof.sites import check_sites, require_exact
 from ptq4vit_onnx.runtime.session import run
 from ptq4vit_onnx.simulation.fake import simulate_exactly
@@ -81,7 +81,7 @@ def prove(model: LoadedModel, batch: int | None = None) -> ScalePlan:
     kernels.require_integer()
     kernels.require_exact()
     require_exact(check_sites(quantised, plan, images(2), FloatSites(float_model, plan)))
-    simulated = simulate_exactly(model.module, plan, form_of(quantised, plan), images(4))
+    simulated = simulate_exactly(model.module, plan, layout_of(quantised, plan), images(4))
     assert np.array_equal(run(quantised, images(4)), simulated)
     return plan
 

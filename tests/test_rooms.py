@@ -50,6 +50,12 @@ def with_module(tmp_path: Path) -> Callable[[str, str], list[str]]:
         ("calibration.new", "from ptq4vit_onnx.network.products import Call", "calibration.new sees network.products"),
         ("proof.new", "print('loud')", "proof.new prints; only cli does"),
         ("graph.new", "SCOPES = 'pkg.torch.onnx'", "graph.new reads the exporter's metadata"),
+        (
+            "proof.new",
+            "from ptq4vit_onnx.calibration.search import Found",
+            "proof.new imports calibration.search, which is",
+        ),
+        ("graph.new", "", "graph does not describe new"),
         ("graph.utils", "", "graph.utils: says nothing"),
         ("attic.new", "", "attic has no place in LEVELS"),
         ("graph.new", "x = 1\n" * 350, "graph.new has 352 lines, at most 350"),

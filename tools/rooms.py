@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,6 +77,14 @@ class Module:
         return frozenset(name.partition(".")[0] for name in self.imports)
 
     @property
+    def doors(self) -> tuple[str, ...]:
+        """Of a room's __init__: the modules that others may import."""
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "DOORS":
+                return tuple(ast.literal_eval(node.value))
+        return ()
+
+    @property
     def type_tests(self) -> int:
         """How often it asks whether something is a certain quantizer."""
         calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
@@ -128,7 +136,7 @@ def edges(known: Mapping[str, Module]) -> Edges:
 
 def broken_rules(known: Mapping[str, Module]) -> list[str]:
     """A line for everything that the rules of the rooms forbid."""
-    rules = (_directions, _cycles, _libraries, _narrow_doors, _sizes, _names, _type_tests, _printing, _purposes)
+    rules = (_directions, _cycles, _libraries, _narrow_doors, _doors, _sizes, _names, _type_tests, _printing, _purposes)
     return [line for rule in rules for line in rule(known)]
 
 
@@ -166,6 +174,22 @@ def _narrow_doors(known: Mapping[str, Module]) -> Iterator[str]:
     for module in known.values():
         if "pkg.torch" in module.path.read_text(encoding="utf-8") and module.name != "float_export.bind_sites":
             yield f"{module.name} reads the exporter's metadata; only float_export.bind_sites does"
+
+
+def _doors(known: Mapping[str, Module]) -> Iterator[str]:
+    """A room's __init__ names each of its modules with a line, and in DOORS those that others may import."""
+    for room in sorted({module.room for module in known.values() if "." in module.name} - {"passes", "models"}):
+        if room not in known:
+            yield f"{room} has no __init__.py"
+            continue
+        doors, described = known[room].doors, ast.get_docstring(known[room].tree) or ""
+        inside = {name.split(".")[1] for name in known if name.startswith(f"{room}.")}
+        yield from (f"{room} does not describe {name}" for name in sorted(inside) if f"\n{name} " not in described)
+        yield from (f"{room} has a door to {name}, which is not there" for name in doors if name not in inside)
+        asked = {pair for (one, other), pairs in edges(known).items() if other == room != one for pair in pairs}
+        for module, imported in sorted(asked):
+            if imported != room and imported.split(".")[1] not in doors:
+                yield f"{module} imports {imported}, which is no door of {room}"
 
 
 def _sizes(known: Mapping[str, Module]) -> Iterator[str]:
@@ -215,10 +239,14 @@ def main() -> int:
     found = edges(known)
     for level in reversed(LEVELS):
         for room in level:
-            files = sum(module.room == room for module in known.values())
+            files = Counter(module.path.parent.name for module in known.values() if module.room == room)
+            inner = "".join(
+                f" + {count} in {folder}" for folder, count in files.items() if folder not in (room, PACKAGE)
+            )
             below = {other: len(pairs) for (one, other), pairs in found.items() if one == room != other}
             order = sorted(below, key=lambda other: -below[other])
-            print(f"{room:13}{files:3} files -> {', '.join(f'{other} {below[other]}' for other in order) or 'nobody'}")
+            size = f"{files[room] or 1} files{inner}"
+            print(f"{room:13}{size:28} -> {', '.join(f'{other} {below[other]}' for other in order) or 'nobody'}")
     broken = broken_rules(known)
     print("\n".join(broken) if broken else "no edge upwards, no cycle, all rules kept")
     return 1 if broken else 0

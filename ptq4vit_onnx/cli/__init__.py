@@ -1,1 +1,13 @@
-"""The command line: parses arguments, prints, and returns exit codes. No other room prints."""
+"""The command line: the only room that prints. Exit codes: 0 done, 1 parity failed, 2 mend it, 3 our defect.
+
+main          from arguments to an exit code: every error ends there as one line
+export        `export`: arguments, and the request they stand for
+evaluate      `eval` and `parity`
+bench         `bench`
+reproduce     `reproduce`
+arguments     kinds of arguments that commands share
+tables        tables as text
+result_files  files that a command writes its result to
+"""
+
+DOORS = ("main",)  # what other rooms may import

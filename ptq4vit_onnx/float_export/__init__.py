@@ -1,1 +1,7 @@
-"""From the torch model to the float ONNX file whose nodes carry their sites' names."""
+"""From the torch model to the float ONNX file whose nodes carry their sites' names: torch and ONNX meet here.
+
+exporter    torch's exporter, its errors in one line, the file's metadata
+bind_sites  the exporter's nodes renamed by site; nobody else reads the exporter's metadata
+"""
+
+DOORS = ("exporter",)  # what other rooms may import

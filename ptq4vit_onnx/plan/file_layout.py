@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class FileForm:
+class FileLayout:
     """folded: fused qkv linears that compute in units of their heads' scales -> the attention scale they include.
     merged: twin sites whose two branches are one product."""
 

@@ -6,14 +6,14 @@ import numpy as np
 import onnx
 
 from ptq4vit_onnx.graph.integer_products import GraphIndex, product_nodes
-from ptq4vit_onnx.plan.file_layout import FileForm
+from ptq4vit_onnx.plan.file_layout import FileLayout
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.plan.sites import Attention
 from ptq4vit_onnx.proof.float_sites import column_factors_of
 from ptq4vit_onnx.proof.plan_checks import attention_scale
 
 
-def form_of(model: onnx.ModelProto, plan: ScalePlan) -> FileForm:
+def layout_of(model: onnx.ModelProto, plan: ScalePlan) -> FileLayout:
     """How `model`, made from `plan`, arranges its products."""
     folded = {}
     for site, factors in column_factors_of(model, plan).items():
@@ -21,4 +21,4 @@ def form_of(model: onnx.ModelProto, plan: ScalePlan) -> FileForm:
         folded[site] = float(np.float32(attention_scale(factors[:1] * scores.branches[0].steps[0])))
     split = {name.site for name, _ in product_nodes(GraphIndex(model)) if name.branch == "coarse"}
     twins = {site for site, item in plan.sites.items() if len(item.lhs.branches) > 1}
-    return FileForm(folded, frozenset(twins - split))
+    return FileLayout(folded, frozenset(twins - split))

@@ -19,7 +19,7 @@ from ptq4vit_onnx.progress import Progress
 from ptq4vit_onnx.proof.end_to_end import EndToEnd, check_end_to_end
 from ptq4vit_onnx.proof.float_sites import FloatSites
 from ptq4vit_onnx.proof.kernels import KernelAudit, audit
-from ptq4vit_onnx.proof.layout import form_of
+from ptq4vit_onnx.proof.layout import layout_of
 from ptq4vit_onnx.proof.replay import Divergence, Replay
 from ptq4vit_onnx.proof.sites import SiteParity, check_sites, require_exact
 from ptq4vit_onnx.runtime.session import optimised_model, run
@@ -98,7 +98,7 @@ def _against_simulator(
     """
     from ptq4vit_onnx.simulation.fake import simulate, simulate_exactly
 
-    exactly = simulate_exactly(model.module, plan, form_of(load(path), plan), pixels, progress=progress)
+    exactly = simulate_exactly(model.module, plan, layout_of(load(path), plan), pixels, progress=progress)
     result = check_end_to_end(quantised, exactly, model.is_random)
     if result.passed:
         return result

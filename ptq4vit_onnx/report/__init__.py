@@ -1,5 +1,12 @@
 """What an export measured: a typed value, turned into JSON, a terminal table and an HTML page.
 
-data.Report is the value, its `to_data()` what report.json holds; terminal.rows makes the table that `export` prints,
-page.render the page, from the jinja2 templates in templates/.
+data         the Report and its JSON
+terminal     the table that `export` prints
+page         report.html, from the jinja2 templates in templates/
+rows         what the page knows of each site
+table        its table of sites, and quantizers in words
+site_charts  its charts of all sites and of each site
+charts       histograms and search curves as SVG
 """
+
+DOORS = ("data", "page", "terminal")  # what other rooms may import

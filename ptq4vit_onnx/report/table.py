@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ptq4vit_onnx.plan.quantizers import Quantizer
-from ptq4vit_onnx.plan.twins import twin_choice
+from ptq4vit_onnx.plan.twin_choice import twin_choice
 from ptq4vit_onnx.report.charts import figure
 from ptq4vit_onnx.report.rows import KernelUse, SiteRow, decibels_of, noisiest, worst
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ptq4vit_onnx.network.products import Call
 from ptq4vit_onnx.plan.exact_product import exact_product
-from ptq4vit_onnx.plan.file_layout import FileForm
+from ptq4vit_onnx.plan.file_layout import FileLayout
 from ptq4vit_onnx.plan.outlier_split import COLUMNS, ROWS, only_channels, without_channels
 from ptq4vit_onnx.plan.quantizers import Quantizer, Uniform
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
@@ -48,10 +48,10 @@ class _Linear:
 
 
 class ExactSimulator:
-    """A handler that computes each planned product in integers, and rounds to float as a file of `form` does."""
+    """A handler that computes each planned product in integers, and rounds to float as a file of `layout` does."""
 
-    def __init__(self, plan: ScalePlan, form: FileForm) -> None:
-        self.plan, self.form = plan, form
+    def __init__(self, plan: ScalePlan, layout: FileLayout) -> None:
+        self.plan, self.layout = plan, layout
         self.linears: dict[str, _Linear] = {}
 
     def __call__(self, call: Call) -> Tensor:
@@ -81,7 +81,7 @@ class ExactSimulator:
 
     def _of_activations(self, call: Call, plan: SitePlan) -> Tensor:
         name = call.site.name
-        folded = Attention.around(name).qkv in self.form.folded
+        folded = Attention.around(name).qkv in self.layout.folded
         left, right = plan.lhs, plan.rhs
         heads, inner = _head_scales(right, folded)
         weight = _Weight(right.units(call.rhs)[0], torch.tensor(inner))
@@ -97,7 +97,7 @@ class ExactSimulator:
         """The branches as one product in fine steps, where the file does so, or each by itself, added up in order."""
         steps = [branch.steps[0] for branch in lhs.branches]
         units = lhs.units(x)
-        if name in self.form.merged:
+        if name in self.layout.merged:
             in_fine_steps = sum(part * (step / steps[0]) for part, step in zip(units, steps, strict=True))
             return kernel(torch.as_tensor(in_fine_steps), weight, steps[0])
         first, *others = (kernel(part, weight, step) for part, step in zip(units, steps, strict=True))
@@ -105,7 +105,7 @@ class ExactSimulator:
 
     def _prepare(self, call: Call, plan: SitePlan) -> _Linear:
         name, weight = call.site.name, call.rhs.numpy()
-        attention = self.form.folded.get(name)
+        attention = self.layout.folded.get(name)
         factors = None if attention is None else self._factors(name, attention, weight.shape[1])
         outliers = None
         if plan.outliers is not None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ptq4vit_onnx.network.channel_folding import folded
 from ptq4vit_onnx.network.planned_product import shipped_sides, with_weight
 from ptq4vit_onnx.network.products import Call, Handler, as_deployed, compute_plainly, watching
-from ptq4vit_onnx.plan.file_layout import FileForm
+from ptq4vit_onnx.plan.file_layout import FileLayout
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.progress import Progress, silent
 
@@ -103,17 +103,19 @@ def simulate(
 def simulate_exactly(
     model: nn.Module,
     plan: ScalePlan,
-    form: FileForm,
+    layout: FileLayout,
     images: Array,
     batch: int = 8,
     progress: Progress = silent,
 ) -> Array:
-    """Logits [n, classes] of the plan in integer arithmetic, rounded as a file of `form` rounds in ONNX Runtime."""
+    """Logits [n, classes] of the plan in integer arithmetic, rounded as a file of `layout` rounds in ONNX Runtime."""
     from ptq4vit_onnx.simulation.exact import ExactSimulator
     from ptq4vit_onnx.simulation.ort_kernels import RuntimeFloats
 
     with RuntimeFloats():  # outside: products are seen before it
-        return _logits(model, images, batch, applying(model, plan, ExactSimulator(plan, form)), progress, "simulating")
+        return _logits(
+            model, images, batch, applying(model, plan, ExactSimulator(plan, layout)), progress, "simulating"
+        )
 
 
 def _logits(model: nn.Module, images: Array, batch: int, watch: Any, progress: Progress, title: str) -> Array:

@@ -22,7 +22,7 @@ from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.quantizers import Affine, as_float32
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.proof.float_sites import FloatSites
-from ptq4vit_onnx.proof.layout import form_of
+from ptq4vit_onnx.proof.layout import layout_of
 from ptq4vit_onnx.proof.sites import check_sites
 from ptq4vit_onnx.runtime.session import run
 from ptq4vit_onnx.simulation import ort_kernels as runtime_floats
@@ -126,7 +126,7 @@ def test_logits_are_the_files_bit_for_bit(
     made = float_export(name, batch)
     quantised, plan = _quantised(made, **options)
     assert sum(site.channels is not None for site in plan.sites.values()) > 3
-    simulated = simulate_exactly(made.model.module, plan, form_of(quantised, plan), digits, batch=2)
+    simulated = simulate_exactly(made.model.module, plan, layout_of(quantised, plan), digits, batch=2)
     assert np.array_equal(run(quantised, digits), simulated)
 
 
@@ -136,7 +136,7 @@ def test_a_last_bit_in_the_plan_shows(float_export: Any, digits: Any) -> None:
     site = plan.sites["head"]
     scale = tuple(float(np.nextafter(np.float32(value), np.float32(1))) for value in site.rhs.scale)
     other = replace(plan, sites={**plan.sites, "head": replace(site, rhs=replace(site.rhs, scale=scale))})
-    simulated = simulate_exactly(made.model.module, other, form_of(quantised, other), digits)
+    simulated = simulate_exactly(made.model.module, other, layout_of(quantised, other), digits)
     assert not np.array_equal(run(quantised, digits), simulated)
 
 
@@ -162,5 +162,5 @@ def test_probabilities_in_one_range_of_six_bits_need_no_clip_and_pass(
     quantised = quantize(made.proto, plan)[0]
     assert all(result.exact for result in check_sites(quantised, plan, digits[:1], FloatSites(made.proto, plan)))
     assert np.array_equal(
-        run(quantised, digits), simulate_exactly(made.model.module, plan, form_of(quantised, plan), digits)
+        run(quantised, digits), simulate_exactly(made.model.module, plan, layout_of(quantised, plan), digits)
     )
