@@ -8,7 +8,6 @@ plan_json      plan.json: written, read, checked
 weight_codes   the int8 weights that ship, pair-safe on CPUs without VNNI
 channel_fold   scales of single input channels, folded into the layers around them
 outlier_split  outlier channels in a product of their own
-twin_choice    what `--twin auto` chose, in words
 exact_product  products of whole numbers, exact in floating point
 file_layout    layout choices of a file that change float rounding
 evidence       what calibration saw of a site, for the report
@@ -25,6 +24,5 @@ DOORS = (
     "quantizers",
     "scale_plan",
     "sites",
-    "twin_choice",
     "weight_codes",
 )  # what other rooms may import

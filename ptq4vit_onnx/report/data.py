@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.graph.model_proto import file_bytes
-from ptq4vit_onnx.plan import twin_choice
+from ptq4vit_onnx.report import twin_words
 
 if TYPE_CHECKING:
     from ptq4vit_onnx.evaluation.compare import AgainstFloat
@@ -187,11 +187,11 @@ def _proof_data(report: Report) -> dict[str, Any]:
 
 
 def _choices_data(plan: ScalePlan) -> dict[str, Any]:
-    choices = {name: twin_choice.twin_choice(site) for name, site in plan.sites.items()}
+    choices = {name: twin_words.twin_choice(site) for name, site in plan.sites.items()}
     return {
         "losses": {name: dict(site.losses) for name, site in plan.sites.items()},
         "twins": {
-            "summary": twin_choice.summary(plan.sites),
+            "summary": twin_words.summary(plan.sites),
             "sites": {name: str(choice) for name, choice in choices.items() if choice is not None},
         },
     }

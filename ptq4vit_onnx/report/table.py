@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ptq4vit_onnx.plan.quantizers import Quantizer
-from ptq4vit_onnx.plan.twin_choice import twin_choice
 from ptq4vit_onnx.report.charts import figure
 from ptq4vit_onnx.report.rows import KernelUse, SiteRow, decibels_of, noisiest, worst
+from ptq4vit_onnx.report.twin_words import twin_choice
 
 UNITS = {"SQNR": "dB", "Damage": "%", "Clipped": "%"}
 NUMBERS = ("SQNR", "Damage", "Clipped", "Bits", "Outliers", "Moved")  # set to the right

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ptq4vit_onnx.plan import twin_choice
+from ptq4vit_onnx.report import twin_words
 from ptq4vit_onnx.report.data import Report
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def _model(report: Report) -> list[Row]:
 
 def _choices(report: Report) -> list[Row]:
     found: list[Row] = []
-    summary = twin_choice.summary(report.plan.sites)
+    summary = twin_words.summary(report.plan.sites)
     if summary:
         found.append(("twins", summary))
     if report.folded_channels:

@@ -14,7 +14,7 @@ from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.plan.scale_plan import SitePlan
 from ptq4vit_onnx.plan.sites import Site
-from ptq4vit_onnx.plan.twin_choice import summary, twin_choice
+from ptq4vit_onnx.report.twin_words import summary, twin_choice
 
 IMAGES = 4
 
