@@ -26,7 +26,7 @@ from ptq4vit_onnx.evaluation import metrics
 from ptq4vit_onnx.files.provenance import versions
 from ptq4vit_onnx.float_export.exporter import export_float
 from ptq4vit_onnx.graph.model_proto import file_bytes, load, save_model
-from ptq4vit_onnx.network.products import discover
+from ptq4vit_onnx.network.discovery import discover
 from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.plan_json import write_plan
@@ -36,7 +36,7 @@ from ptq4vit_onnx.proof.float_sites import FloatSites
 from ptq4vit_onnx.proof.kernels import audit
 from ptq4vit_onnx.proof.layout import layout_of
 from ptq4vit_onnx.proof.prove import quantize_model
-from ptq4vit_onnx.proof.sites import check_sites
+from ptq4vit_onnx.proof.site_parity import check_sites
 from ptq4vit_onnx.runtime import process
 from ptq4vit_onnx.runtime.session import optimised_model, run
 from ptq4vit_onnx.simulation.fake import simulate, simulate_exactly

@@ -139,7 +139,7 @@ def export_float_file(name: str, folder: Path) -> ModelFile:
 
     from ptq4vit_onnx.float_export.exporter import export_float
     from ptq4vit_onnx.graph.model_proto import save_model
-    from ptq4vit_onnx.network.products import discover
+    from ptq4vit_onnx.network.discovery import discover
 
     model = real_data.load_model(name)
     sites = discover(model.module, torch.zeros(1, *model.preprocessing.size))

@@ -40,8 +40,8 @@ from ptq4vit_onnx.graph.model_proto import load as load_file
 from ptq4vit_onnx.graph.model_proto import save_model
 from ptq4vit_onnx.images.embedded import synthetic_images
 from ptq4vit_onnx.images.loading import ImageSet
+from ptq4vit_onnx.network.discovery import discover
 from ptq4vit_onnx.network.load import LoadedModel, load, resolve
-from ptq4vit_onnx.network.products import discover
 from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.passes.drop_unread_rows import DropUnreadRows
 from ptq4vit_onnx.passes.work import Work
@@ -51,7 +51,7 @@ from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.proof.float_sites import FloatSites
 from ptq4vit_onnx.proof.kernels import audit
 from ptq4vit_onnx.proof.prove import quantize_model
-from ptq4vit_onnx.proof.sites import check_sites, require_exact
+from ptq4vit_onnx.proof.site_parity import check_sites, require_exact
 from ptq4vit_onnx.runtime import process
 from ptq4vit_onnx.runtime.bench import Timing, bench, profile
 from ptq4vit_onnx.runtime.cpu import cpu_features

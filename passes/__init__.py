@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import onnx
 import onnx_graphsurgeon as gs
 
-from ptq4vit_onnx.passes.a_pass import InvariantError, Pass, PassError
 from ptq4vit_onnx.passes.carry_bytes import CarryBytes
 from ptq4vit_onnx.passes.drop_no_ops import DropNoOps
 from ptq4vit_onnx.passes.drop_unread_rows import DropUnreadRows
@@ -23,6 +22,7 @@ from ptq4vit_onnx.passes.find_products import FindProducts
 from ptq4vit_onnx.passes.fold_channels import FoldChannels
 from ptq4vit_onnx.passes.fold_head_scales import FoldHeadScales
 from ptq4vit_onnx.passes.pack_weights import PackWeights
+from ptq4vit_onnx.passes.pass_interface import InvariantError, Pass, PassError
 from ptq4vit_onnx.passes.quantize_activations import QuantizeActivations
 from ptq4vit_onnx.passes.quantize_weights import QuantizeWeights
 from ptq4vit_onnx.passes.restore_head_scales import RestoreHeadScales

@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.passes.work import Work, scalar
 from ptq4vit_onnx.plan.quantizers import Affine, Uniform
-from ptq4vit_onnx.plan.weight_codes import INT16_MAX
+from ptq4vit_onnx.plan.saturation_safe_weights import INT16_MAX
 
 
 @dataclass(frozen=True)

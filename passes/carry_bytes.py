@@ -8,7 +8,7 @@ from typing import TypeAlias
 import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.graph.movement import REARRANGING
-from ptq4vit_onnx.passes.a_pass import Pass
+from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.product_invariants import done_sides_carry_codes
 from ptq4vit_onnx.passes.tensors import maker_of, only_reader, read_instead
 from ptq4vit_onnx.passes.work import Violation, Work, invariant

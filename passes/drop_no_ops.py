@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import onnx_graphsurgeon as gs
 
-from ptq4vit_onnx.passes.a_pass import Pass
+from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.tensors import read_instead
 from ptq4vit_onnx.passes.work import Violation, Work, invariant
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ptq4vit_onnx.passes.a_pass import Pass
+from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.tensors import read_instead, shape_of, values_of, whole_lengths
 from ptq4vit_onnx.passes.work import Violation, Work, integers, invariant
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.passes.a_pass import Pass
+from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.work import Product, Violation, Work, invariant
 from ptq4vit_onnx.plan.scale_plan import SitePlan
 

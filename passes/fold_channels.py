@@ -8,7 +8,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.graph.movement import KEEPING_CHANNELS
-from ptq4vit_onnx.passes.a_pass import Pass
+from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.tensors import Array, maker_of, values_of
 from ptq4vit_onnx.passes.unify_products import bias_add
 from ptq4vit_onnx.passes.work import Product, Violation, Work, invariant

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.byte_codes import ByteCodes, add_clip, add_dequantize, add_quantize
+from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.product_invariants import done_sides_carry_codes
 from ptq4vit_onnx.passes.quantize_activations import choose_sign
 from ptq4vit_onnx.passes.tensors import Array, computed_input, maker_of, read_instead, values_of

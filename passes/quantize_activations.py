@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.byte_codes import (
     ByteCodes,
     add_dequantize,
@@ -14,6 +13,7 @@ from ptq4vit_onnx.passes.byte_codes import (
     bytes_of,
     fits_signed,
 )
+from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.product_invariants import done_sides_carry_codes, plain_sides_are_done
 from ptq4vit_onnx.passes.twin_codes import largest_byte
 from ptq4vit_onnx.passes.work import Product, Work

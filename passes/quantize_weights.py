@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ptq4vit_onnx.passes.a_pass import Pass
+from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.product_invariants import done_sides_carry_codes
 from ptq4vit_onnx.passes.tensors import Array, maker_of, values_of
 from ptq4vit_onnx.passes.work import Product, Violation, Work, invariant
-from ptq4vit_onnx.plan.weight_codes import ship_weight
+from ptq4vit_onnx.plan.saturation_safe_weights import ship_weight
 
 
 @invariant("every weight is read from a DequantizeLinear of constant int8 codes", until="PackWeights")

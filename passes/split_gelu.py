@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.byte_codes import add_clip, add_quantize
 from ptq4vit_onnx.passes.join_branches import give_branches
+from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.product_invariants import split_twins
 from ptq4vit_onnx.passes.twin_codes import fine_bytes, gelu_bytes
 from ptq4vit_onnx.passes.work import Product, Work

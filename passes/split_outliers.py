@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ptq4vit_onnx.passes.a_pass import Pass
+from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.tensors import Array, values_of
 from ptq4vit_onnx.passes.work import Product, Violation, Work, integers, invariant
 from ptq4vit_onnx.plan.outlier_split import ROWS, only_channels, without_channels

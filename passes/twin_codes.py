@@ -11,7 +11,7 @@ import numpy as np
 from ptq4vit_onnx.passes.byte_codes import ByteCodes, bytes_of
 from ptq4vit_onnx.passes.tensors import Array
 from ptq4vit_onnx.plan.quantizers import GELU_MINIMUM, Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform
-from ptq4vit_onnx.plan.weight_codes import saturating_pairs
+from ptq4vit_onnx.plan.saturation_safe_weights import saturating_pairs
 
 
 def fine_bytes(twin: TwinSoftmax | TwinGelu) -> ByteCodes:

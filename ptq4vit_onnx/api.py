@@ -18,7 +18,7 @@ from ptq4vit_onnx.limits import require_running
 from ptq4vit_onnx.models.specs import DEFAULT
 from ptq4vit_onnx.plan.options import Preset
 from ptq4vit_onnx.progress import Progress, silent
-from ptq4vit_onnx.proof.gate import Check, Limits, ParityResult, check_files
+from ptq4vit_onnx.proof.parity_gate import Check, Limits, ParityResult, check_files
 from ptq4vit_onnx.request import AnyPath, resolve_request
 
 if TYPE_CHECKING:

@@ -67,7 +67,7 @@ def _run(
     None, staging: Path, clock: _Clock, progress: Progress,
 ) -> Report:  # fmt: skip
     from ptq4vit_onnx.float_export.exporter import export_float
-    from ptq4vit_onnx.network.products import discover
+    from ptq4vit_onnx.network.discovery import discover
 
     sites = discover(model.module, images.images[:1])
     if known_plan is not None:
@@ -130,7 +130,7 @@ def make_plan(
     Sites that the journal of an interrupted run with the same inputs holds are not searched again.
     """
     from ptq4vit_onnx.calibration.calibrate import calibrate
-    from ptq4vit_onnx.calibration.evidence import collect
+    from ptq4vit_onnx.calibration.measure_evidence import collect
     from ptq4vit_onnx.network.recording import Recording
     from ptq4vit_onnx.network.tape import record
 

@@ -54,7 +54,7 @@ def float_export(load_model: Callable[[str], Any]) -> Callable[..., FloatExport]
     import torch
 
     from ptq4vit_onnx.float_export.exporter import export_float
-    from ptq4vit_onnx.network.products import discover
+    from ptq4vit_onnx.network.discovery import discover
 
     @cache
     def make(name: str, batch: int | None) -> FloatExport:

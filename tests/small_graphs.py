@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, DTypeLike
 from onnx import TensorProto, helper, numpy_helper
 
 from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, TwinSoftmax, Uniform, as_float32
+from ptq4vit_onnx.plan.saturation_safe_weights import ship_weight
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
-from ptq4vit_onnx.plan.weight_codes import ship_weight
 from ptq4vit_onnx.proof.float_sites import FloatSites
 
 Array = np.ndarray[Any, Any]

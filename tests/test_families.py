@@ -14,8 +14,8 @@ from torch import nn
 from ptq4vit_onnx.calibration.calibrate import calibrate
 from ptq4vit_onnx.float_export.exporter import export_float
 from ptq4vit_onnx.images.preprocessing import Preprocessing
+from ptq4vit_onnx.network.discovery import discover, unfuse_attention
 from ptq4vit_onnx.network.load import LoadedModel
-from ptq4vit_onnx.network.products import discover, unfuse_attention
 from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.network.timm_compat import import_timm
 from ptq4vit_onnx.passes import quantize
@@ -24,7 +24,7 @@ from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.proof.float_sites import FloatSites
 from ptq4vit_onnx.proof.kernels import audit
 from ptq4vit_onnx.proof.layout import layout_of
-from ptq4vit_onnx.proof.sites import check_sites, require_exact
+from ptq4vit_onnx.proof.site_parity import check_sites, require_exact
 from ptq4vit_onnx.runtime.session import run
 from ptq4vit_onnx.simulation.fake import simulate_exactly
 

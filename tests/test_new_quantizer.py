@@ -19,8 +19,8 @@ import torch
 from ptq4vit_onnx import passes, pipeline
 from ptq4vit_onnx.errors import ParityError
 from ptq4vit_onnx.images.embedded import embedded_digits
-from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.byte_codes import ByteCodes, add_dequantize, add_quantize
+from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.split_gelu import SplitGelu
 from ptq4vit_onnx.passes.work import Work
 from ptq4vit_onnx.plan.options import Options

@@ -47,7 +47,11 @@ def with_module(tmp_path: Path) -> Callable[[str, str], list[str]]:
         ("passes.new", "def f():\n    import torch", "passes.new imports torch: torch"),
         ("network.new", "import onnx", "network.new imports ONNX: onnx"),
         ("models.new", "def f():\n    from timm import create_model", "models.new imports torch: timm"),
-        ("calibration.new", "from ptq4vit_onnx.network.products import Call", "calibration.new sees network.products"),
+        (
+            "calibration.new",
+            "from ptq4vit_onnx.network.discovery import Call",
+            "calibration.new sees network.discovery",
+        ),
         ("proof.new", "print('loud')", "proof.new prints; only cli does"),
         ("graph.new", "SCOPES = 'pkg.torch.onnx'", "graph.new reads the exporter's metadata"),
         (

@@ -1,18 +1,18 @@
 """Choose every site's quantizers from what was recorded of it: the search of the paper, made fast.
 
-calibrate        a plan for each site: which forms it may take, and the best of them
-search           both sides of one product: each by itself, or alternating (Algorithm 1 of the paper)
-halving          one side: successive halving of its candidates over growing samples
-grids            the candidates: symmetric scales per group, and what each quantizer offers
-objective        the loss of a candidate: Hessian, MSE, cosine or Pearson
-sampling         small products that rank candidates as the whole one does
-estimate         all candidates of an activation ranked with a handful of products
-clipping         what clipping the largest weights costs on all rows: a control variate for samples
-channel_scales   scales and centres of the channels behind a LayerNorm
-bias_correction  the mean error of each output, taken off its bias
-evidence         histograms, search curves and damage for the report
-journal          finished sites on disk, so that an interrupted run goes on
-threads          several candidates at once
+calibrate           a plan for each site: which forms it may take, and the best of them
+search              both sides of one product: each by itself, or alternating (Algorithm 1 of the paper)
+successive_halving  one side: successive halving of its candidates over growing samples
+grids               the candidates: symmetric scales per group, and what each quantizer offers
+objective           the loss of a candidate: Hessian, MSE, cosine or Pearson
+sampling            small products that rank candidates as the whole one does
+estimate            all candidates of an activation ranked with a handful of products
+clipping            what clipping the largest weights costs on all rows: a control variate for samples
+channel_scales      scales and centres of the channels behind a LayerNorm
+bias_correction     the mean error of each output, taken off its bias
+measure_evidence    histograms, search curves and damage for the report
+journal             finished sites on disk, so that an interrupted run goes on
+threads             several candidates at once
 """
 
-DOORS = ("calibrate", "evidence", "journal")  # what other rooms may import
+DOORS = ("calibrate", "measure_evidence", "journal")  # what other rooms may import

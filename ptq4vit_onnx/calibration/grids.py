@@ -90,7 +90,8 @@ def channel_grid(weight: Tensor, bits: int, options: Options) -> UniformGrid:
     """Candidates with a scale per output for a weight [inputs, outputs], up to where no pair of codes exceeds 2^(k-1).
 
     Measured in its column's scale, a pair of neighbouring weights is large far more often than in the whole tensor's.
-    Pair-safety (see weight_codes) then takes off more than a coarser scale loses, so coarser scales are candidates too.
+    Pair-safety (see saturation_safe_weights) then takes off more than a coarser scale loses, so coarser scales are
+    candidates too.
     """
     even = weight.shape[0] // 2 * 2
     pairs = weight[0:even:2] + weight[1:even:2]

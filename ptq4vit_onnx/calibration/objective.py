@@ -27,7 +27,7 @@ from ptq4vit_onnx.calibration.threads import side_by_side
 from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.plan.options import SUMS_OF_SQUARES, Metric
 from ptq4vit_onnx.plan.quantizers import Quantizer, Uniform
-from ptq4vit_onnx.plan.weight_codes import shipped
+from ptq4vit_onnx.plan.saturation_safe_weights import shipped
 
 Side = Literal["lhs", "rhs"]
 VANISHED = 1e-9  # relative to the float output's square: anything smaller is rounding error
@@ -151,7 +151,7 @@ class Objective:
 class Float:
     """A side that is left in float. form: of a left side, the quantizer it will get, which decides which weights ship.
 
-    Only the form's largest code matters (see weight_codes), not its scale.
+    Only the form's largest code matters (see saturation_safe_weights), not its scale.
     """
 
     form: Quantizer | None = None

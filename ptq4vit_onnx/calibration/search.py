@@ -6,7 +6,7 @@ of all at few bits, and the cancellation does not carry over (ViT-T at four bits
 after one round; in the published form 3.2 after one round, 4.0 after three). So `rounds` 0, each side next to the float
 other side, is the default; `rounds` 3 is the paper.
 
-How one side is searched is written in halving.py.
+How one side is searched is written in successive_halving.py.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from ptq4vit_onnx.calibration.grids import Grid
-from ptq4vit_onnx.calibration.halving import SideSearch
 from ptq4vit_onnx.calibration.objective import Float, Objective, Product, Side, Turn
 from ptq4vit_onnx.calibration.sampling import PILOT_COLUMNS, sketch_columns
+from ptq4vit_onnx.calibration.successive_halving import SideSearch
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.quantizers import Quantizer, Uniform
-from ptq4vit_onnx.plan.weight_codes import pair_limit
+from ptq4vit_onnx.plan.quantizers.twin_prices import with_price
+from ptq4vit_onnx.plan.saturation_safe_weights import pair_limit
 
 Pair = tuple[Quantizer, Uniform]  # of the left and of the right side
 
@@ -117,9 +118,8 @@ class ProductSearch:
 
     def _priced(self, pair: Pair) -> float:
         """The damage, and what the form costs at run time."""
-        if self.options.metric == "hessian":
-            return self._damage(pair) + pair[0].price_in_nats
-        return self._damage(pair) * pair[0].price_as_ratio
+        form, in_nats = pair[0], self.options.metric == "hessian"
+        return with_price(self._damage(pair), form.price_in_nats, form.price_as_ratio, in_nats)
 
     def _damage(self, pair: Pair) -> float:
         """Under the Hessian metric the expected rise of the loss in nats per image; of other metrics their value."""

@@ -16,7 +16,7 @@ from ptq4vit_onnx.errors import UserError
 if TYPE_CHECKING:
     from ptq4vit_onnx.evaluation.evaluate import Evaluation, Evaluations
     from ptq4vit_onnx.progress import Progress
-    from ptq4vit_onnx.proof.gate import ParityResult
+    from ptq4vit_onnx.proof.parity_gate import ParityResult
 
 
 def add_eval(commands: Any) -> argparse.ArgumentParser:

@@ -11,8 +11,8 @@ from typing import Any
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.float_export.bind_sites import bind_sites
+from ptq4vit_onnx.network.discovery import as_deployed
 from ptq4vit_onnx.network.load import LoadedModel
-from ptq4vit_onnx.network.products import as_deployed
 from ptq4vit_onnx.plan.sites import Site
 from ptq4vit_onnx.runtime.process import environment_restored
 from ptq4vit_onnx.runtime.quiet import quiet_logging

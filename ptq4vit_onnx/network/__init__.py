@@ -3,7 +3,7 @@
 load             from a name to a torch module with weights: hub, checkpoint, embedded, random
 checkpoints      weights from a file
 timm_compat      the only import of timm
-products         every linear, patch convolution and attention product, seen as it is computed, by its site's name
+discovery        every linear, patch convolution and attention product, seen as it is computed, by its site's name
 patches          a patch embedding as a product
 tensor_tags      which softmax, GELU or LayerNorm made a tensor
 dependencies     which operations lead from the pixels to the logits
@@ -20,7 +20,7 @@ DOORS = (
     "load",
     "plan_fit",
     "planned_product",
-    "products",
+    "discovery",
     "recording",
     "tape",
 )  # what other rooms may import

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ptq4vit_onnx.network.dependencies import behind, graph_alone
-from ptq4vit_onnx.network.products import as_deployed
+from ptq4vit_onnx.network.discovery import as_deployed
 from ptq4vit_onnx.plan.sites import Site
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold modules, and compute nothing

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ptq4vit_onnx.network.products import as_deployed
+from ptq4vit_onnx.network.discovery import as_deployed
 from ptq4vit_onnx.plan.channel_fold import Array, Channels
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.plan.sites import Site

@@ -93,7 +93,7 @@ def _with_weights(
 
 
 def _finish(spec: ModelSpec, module: nn.Module, origin: Origin) -> LoadedModel:
-    from ptq4vit_onnx.network.products import unfuse_attention
+    from ptq4vit_onnx.network.discovery import unfuse_attention
 
     module.eval().requires_grad_(False)
     unfuse_attention(module)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.plan.weight_codes import pair_far_inputs
+from ptq4vit_onnx.plan.saturation_safe_weights import pair_far_inputs
 
 
 def require_patch_convolution(

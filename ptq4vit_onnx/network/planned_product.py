@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ptq4vit_onnx.plan.outlier_split import COLUMNS, ROWS, only_channels, without_channels
+from ptq4vit_onnx.plan.saturation_safe_weights import shipped
 from ptq4vit_onnx.plan.scale_plan import SitePlan
-from ptq4vit_onnx.plan.weight_codes import shipped
 
 
 def quantized_product(lhs: Tensor, rhs: Tensor, plan: SitePlan) -> Tensor:

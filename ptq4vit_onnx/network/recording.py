@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ptq4vit_onnx.network.dependencies import own_tensor
-from ptq4vit_onnx.network.products import Call
+from ptq4vit_onnx.network.discovery import Call
 from ptq4vit_onnx.plan.sites import Site
 
 

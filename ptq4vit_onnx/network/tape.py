@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ptq4vit_onnx.network.blocks import Passage, cut_graph, find_blocks
 from ptq4vit_onnx.network.channel_folding import foldable
-from ptq4vit_onnx.network.products import as_deployed, compute_plainly, discover, watching
+from ptq4vit_onnx.network.discovery import as_deployed, compute_plainly, discover, watching
 from ptq4vit_onnx.network.recording import Recorder, Recording
 from ptq4vit_onnx.plan.options import Labels, Options
 from ptq4vit_onnx.runtime import process

@@ -1,16 +1,16 @@
 """The waist: sites, quantizers, options and the scale plan, as plain values. Neither torch nor ONNX.
 
-sites          a product of the network by its name; the names of attention's products
-quantizers     how values are rounded: uniform, affine, twins; each answers for itself
-options        every choice about calibration; the presets of the paper
-scale_plan     everything that calibration decided, site by site
-plan_json      plan.json: written, read, checked
-weight_codes   the int8 weights that ship, pair-safe on CPUs without VNNI
-channel_fold   scales of single input channels, folded into the layers around them
-outlier_split  outlier channels in a product of their own
-exact_product  products of whole numbers, exact in floating point
-file_layout    layout choices of a file that change float rounding
-evidence       what calibration saw of a site, for the report
+sites                    a product of the network by its name; the names of attention's products
+quantizers               how values are rounded: uniform, affine, twins; each answers for itself
+options                  every choice about calibration; the presets of the paper
+scale_plan               everything that calibration decided, site by site
+plan_json                plan.json: written, read, checked
+saturation_safe_weights  the int8 weights that ship: no pair of products saturates without VNNI
+channel_fold             scales of single input channels, folded into the layers around them
+outlier_split            outlier channels in a product of their own
+exact_product            products of whole numbers, exact in floating point
+file_layout              layout choices of a file that change float rounding
+evidence                 what calibration saw of a site, for the report
 """
 
 DOORS = (
@@ -24,5 +24,5 @@ DOORS = (
     "quantizers",
     "scale_plan",
     "sites",
-    "weight_codes",
+    "saturation_safe_weights",
 )  # what other rooms may import

@@ -2,7 +2,7 @@
 
 prove         all proofs of an export, from the inside out
 kernels       the audit: is every product on an integer kernel, and can none saturate?
-sites         every product against integer arithmetic, on the runtime's own inputs
+site_parity   every product against integer arithmetic, on the runtime's own inputs
 plan_checks   weights, scales and codes in the graph against the plan
 oracle        what an integer kernel must return
 replay        every site against the simulator, from the runtime's own values
@@ -10,7 +10,7 @@ end_to_end    the logits against the simulator's, bit for bit
 float_parity  the float file against torch
 float_sites   weights, biases and outputs of sites in a float file
 layout        how a file arranges its products
-gate          `parity`: the checks of a file without torch, each passed, failed or skipped
+parity_gate   `parity`: the checks of a file without torch, each passed, failed or skipped
 """
 
-DOORS = ("end_to_end", "float_parity", "gate", "kernels", "prove", "replay")  # what other rooms may import
+DOORS = ("end_to_end", "float_parity", "parity_gate", "kernels", "prove", "replay")  # what other rooms may import

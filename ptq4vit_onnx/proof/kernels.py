@@ -32,8 +32,8 @@ from ptq4vit_onnx.graph.integer_products import (
 from ptq4vit_onnx.graph.model_proto import Model, load
 from ptq4vit_onnx.graph.value_ranges import code_bounds
 from ptq4vit_onnx.plan.quantizers import Quantizer
+from ptq4vit_onnx.plan.saturation_safe_weights import INT16_MAX, saturating_pairs
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
-from ptq4vit_onnx.plan.weight_codes import INT16_MAX, saturating_pairs
 from ptq4vit_onnx.runtime.session import optimised_model
 
 MISSING = "not found"

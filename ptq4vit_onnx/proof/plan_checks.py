@@ -11,9 +11,9 @@ from ptq4vit_onnx.graph.code_paths import CodePath
 from ptq4vit_onnx.graph.integer_products import Array, GraphIndex, IntegerProduct, ProductName
 from ptq4vit_onnx.plan.outlier_split import ROWS, only_channels, without_channels
 from ptq4vit_onnx.plan.quantizers import Branch, Quantizer, Uniform
+from ptq4vit_onnx.plan.saturation_safe_weights import ship_weight
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.plan.sites import Attention
-from ptq4vit_onnx.plan.weight_codes import ship_weight
 
 
 def sides_of(name: ProductName, site: SitePlan) -> tuple[Quantizer, Uniform]:

@@ -21,7 +21,7 @@ from ptq4vit_onnx.proof.float_sites import FloatSites
 from ptq4vit_onnx.proof.kernels import KernelAudit, audit
 from ptq4vit_onnx.proof.layout import layout_of
 from ptq4vit_onnx.proof.replay import Divergence, Replay
-from ptq4vit_onnx.proof.sites import SiteParity, check_sites, require_exact
+from ptq4vit_onnx.proof.site_parity import SiteParity, check_sites, require_exact
 from ptq4vit_onnx.runtime.session import optimised_model, run
 
 Array = np.ndarray[Any, Any]

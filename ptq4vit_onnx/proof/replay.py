@@ -22,7 +22,7 @@ from ptq4vit_onnx.graph.integer_products import Array
 from ptq4vit_onnx.graph.model_proto import Model, load
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.proof.float_sites import column_factors_of, output_tensors
-from ptq4vit_onnx.runtime.tensors import Inside
+from ptq4vit_onnx.runtime.inner_tensors import Inside
 
 # Measured with right models (ViT-T and DeiT-T, trained): at most 0.0004 at 8 bits, 0.0009 at 6, 0.0024 at 4,
 # all of it codes that crossed a tie. A LayerNorm weight that is 2 % off gives 0.023. Smaller mistakes inside

@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptq4vit_onnx.network.products import Call
+from ptq4vit_onnx.network.discovery import Call
 from ptq4vit_onnx.plan.exact_product import exact_product
 from ptq4vit_onnx.plan.file_layout import FileLayout
 from ptq4vit_onnx.plan.outlier_split import COLUMNS, ROWS, only_channels, without_channels
 from ptq4vit_onnx.plan.quantizers import Quantizer, Uniform
+from ptq4vit_onnx.plan.saturation_safe_weights import ship_weight
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.plan.sites import Attention
-from ptq4vit_onnx.plan.weight_codes import ship_weight
 
 Array = np.ndarray[Any, Any]
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ptq4vit_onnx.network.channel_folding import folded
+from ptq4vit_onnx.network.discovery import Call, Handler, as_deployed, compute_plainly, watching
 from ptq4vit_onnx.network.planned_product import shipped_sides, with_weight
-from ptq4vit_onnx.network.products import Call, Handler, as_deployed, compute_plainly, watching
 from ptq4vit_onnx.plan.file_layout import FileLayout
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.progress import Progress, silent

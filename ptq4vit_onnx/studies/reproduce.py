@@ -164,7 +164,7 @@ class _Bench:
 
     def _calibrate(self, row: TableRow, images: ImageSet) -> dict[str, SitePlan]:
         from ptq4vit_onnx.calibration.calibrate import calibrate
-        from ptq4vit_onnx.network.products import discover
+        from ptq4vit_onnx.network.discovery import discover
         from ptq4vit_onnx.network.tape import record
 
         pixels, options = images.images, row.options
@@ -209,7 +209,7 @@ class _Bench:
 
 @contextmanager
 def simulated(model: LoadedModel, plans: Mapping[str, SitePlan], batch: int = 16) -> Iterator[Predict]:
-    """Fake-quantised torch, as the paper's numbers are, but with the weights that ship (see weight_codes).
+    """Fake-quantised torch, as the paper's numbers are, but with the weights that ship (see saturation_safe_weights).
 
     Weights are quantised once for all images.
     """
@@ -225,7 +225,7 @@ def in_integers(
     """The quantised file in ONNX Runtime; every product has to run on an exact integer kernel."""
     from ptq4vit_onnx.files.provenance import versions
     from ptq4vit_onnx.float_export.exporter import export_float
-    from ptq4vit_onnx.network.products import discover
+    from ptq4vit_onnx.network.discovery import discover
     from ptq4vit_onnx.plan.scale_plan import ScalePlan
     from ptq4vit_onnx.proof.kernels import audit
     from ptq4vit_onnx.proof.prove import quantize_model

@@ -28,9 +28,9 @@ from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.quantizers import Affine, Diffused, TwinGelu, TwinSoftmax, Uniform, as_float32
+from ptq4vit_onnx.plan.saturation_safe_weights import pair_far_inputs
 from ptq4vit_onnx.plan.scale_plan import SitePlan
 from ptq4vit_onnx.plan.sites import Site
-from ptq4vit_onnx.plan.weight_codes import pair_far_inputs
 from ptq4vit_onnx.simulation.fake import simulate
 from tests.calibration.recordings import QUICK, recording, uneven
 

@@ -73,10 +73,11 @@ def test_a_huge_weight_for_a_few_tokens_is_not_clipped_away(
 ) -> None:
     if alone == "what clipping does on all rows":
         monkeypatch.setattr(
-            "ptq4vit_onnx.calibration.halving.weigh_rows_by_pilots", lambda product, turn, sketch: product.whole
+            "ptq4vit_onnx.calibration.successive_halving.weigh_rows_by_pilots",
+            lambda product, turn, sketch: product.whole,
         )
     else:
-        monkeypatch.setattr("ptq4vit_onnx.calibration.halving.corrected", lambda losses, seen, real: losses)
+        monkeypatch.setattr("ptq4vit_onnx.calibration.successive_halving.corrected", lambda losses, seen, real: losses)
     recording, options = massive(seed), make(seed=seed, weight_bits=bits)
     objective = objective_of(recording, "hessian")
     grid, _ = rhs_search_space(recording, options)

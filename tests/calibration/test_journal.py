@@ -11,7 +11,7 @@ import pytest
 from ptq4vit_onnx.calibration import calibrate
 from ptq4vit_onnx.calibration.journal import Journal
 from ptq4vit_onnx.images.embedded import embedded_digits
-from ptq4vit_onnx.network.products import discover
+from ptq4vit_onnx.network.discovery import discover
 from ptq4vit_onnx.pipeline import make_plan
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.quantizers import Affine, TwinSoftmax, Uniform

@@ -40,7 +40,7 @@ def test_heads_are_searched_independently() -> None:
 @pytest.mark.parametrize("search", ["fast", "exhaustive"])
 @pytest.mark.parametrize("cheap", [0, 1_000_000_000])
 def test_what_no_gradient_reaches_is_not_clipped(search: Any, cheap: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ptq4vit_onnx.calibration.halving.CHEAP", cheap)
+    monkeypatch.setattr("ptq4vit_onnx.calibration.successive_halving.CHEAP", cheap)
     item = linear(rows=3000)
     item.grad[:, 5] = 0
     plan = plan_site(item, Options(search=search))

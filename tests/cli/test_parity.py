@@ -16,7 +16,7 @@ import pytest
 from onnx import numpy_helper
 
 from ptq4vit_onnx.cli import main as cli
-from ptq4vit_onnx.proof.gate import _at_most
+from ptq4vit_onnx.proof.parity_gate import _at_most
 
 CHECKS = ["kernels", "saturation", "parameters", "sites", "agreement", "kl", "drop"]
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,8 +21,8 @@ from ptq4vit_onnx.graph.model_proto import save_model
 from ptq4vit_onnx.images.embedded import synthetic_images
 from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.models.specs import PAPER_MODELS
+from ptq4vit_onnx.network.discovery import discover
 from ptq4vit_onnx.network.load import LoadedModel, load, resolve
-from ptq4vit_onnx.network.products import discover
 from ptq4vit_onnx.proof.float_parity import FLOAT_TOLERANCE, float_parity
 from ptq4vit_onnx.runtime.session import run
 

@@ -19,7 +19,7 @@ import pytest
 from onnx import numpy_helper
 
 from ptq4vit_onnx.passes import quantize
-from ptq4vit_onnx.plan import weight_codes
+from ptq4vit_onnx.plan import saturation_safe_weights
 from ptq4vit_onnx.plan.plan_json import read_plan
 from tests.golden import derive
 
@@ -198,7 +198,7 @@ MISTAKES: list[tuple[Callable[..., tuple[Array, int]], list[str]]] = [
 def test_a_mistake_in_the_codes_that_ship_is_seen(
     mistake: Callable[..., tuple[Array, int]], case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = weight_codes.ship_weight
+    right = saturation_safe_weights.ship_weight
     asked: list[Any] = []
 
     def wrong(weight: Array, lhs: Any, rhs: Any) -> tuple[Array, int]:

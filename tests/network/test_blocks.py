@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ptq4vit_onnx.network.blocks import find_blocks
-from ptq4vit_onnx.network.products import discover, watching
+from ptq4vit_onnx.network.discovery import discover, watching
 from ptq4vit_onnx.network.recording import Recorder
 from ptq4vit_onnx.network.tape import draw_labels, record
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from ptq4vit_onnx.network import tape
 from ptq4vit_onnx.network.blocks import find_blocks
+from ptq4vit_onnx.network.discovery import watching
 from ptq4vit_onnx.network.load import load, resolve
-from ptq4vit_onnx.network.products import watching
 from ptq4vit_onnx.network.recording import Recorder
 from ptq4vit_onnx.network.tape import draw_direction, draw_labels, loss_of, record
 
@@ -98,7 +98,7 @@ def test_signs_weigh_a_sure_image_at_every_draw() -> None:
 
 
 def test_blocks_are_the_largest_modules_with_one_attention(model: Any, images: Any) -> None:
-    from ptq4vit_onnx.network.products import discover
+    from ptq4vit_onnx.network.discovery import discover
 
     blocks = find_blocks(model, discover(model, images[:1]), images[:1])
     names = {module: name for name, module in model.named_modules()}

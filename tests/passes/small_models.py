@@ -20,8 +20,8 @@ from ptq4vit_onnx.passes import PASSES
 from ptq4vit_onnx.passes.tensors import Array
 from ptq4vit_onnx.passes.work import Attribute, Work
 from ptq4vit_onnx.plan.quantizers import Quantizer, Uniform, as_float32
+from ptq4vit_onnx.plan.saturation_safe_weights import ship_weight
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
-from ptq4vit_onnx.plan.weight_codes import ship_weight
 
 Batch: TypeAlias = int | str  # a number, or the name of an axis of any length
 TOKENS, WIDTH, HEADS, DEPTH = 5, 12, 3, 4

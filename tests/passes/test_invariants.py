@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from ptq4vit_onnx.passes import PASSES, InvariantError, quantize
-from ptq4vit_onnx.passes.a_pass import Pass
+from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.tensors import maker_of, values_of
 from ptq4vit_onnx.passes.work import Work
 from tests.passes.small_models import Small

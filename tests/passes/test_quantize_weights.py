@@ -7,8 +7,8 @@ import pytest
 
 from ptq4vit_onnx.passes import PassError, quantize
 from ptq4vit_onnx.plan.quantizers import Uniform
+from ptq4vit_onnx.plan.saturation_safe_weights import saturating_pairs, ship_weight
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
-from ptq4vit_onnx.plan.weight_codes import saturating_pairs, ship_weight
 from tests.passes.small_models import Small
 
 LHS = Uniform(8, (0.03125,))

@@ -9,8 +9,8 @@ from ptq4vit_onnx.passes import quantize
 from ptq4vit_onnx.passes.tensors import Array
 from ptq4vit_onnx.passes.twin_codes import fine_bytes, gelu_bytes
 from ptq4vit_onnx.plan.quantizers import TwinGelu, Uniform, as_float32
+from ptq4vit_onnx.plan.saturation_safe_weights import saturating_pairs
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
-from ptq4vit_onnx.plan.weight_codes import saturating_pairs
 from tests.passes.small_models import Batch, Small
 
 

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.proof.float_sites import FloatSites
-from ptq4vit_onnx.runtime.tensors import fetch
+from ptq4vit_onnx.runtime.inner_tensors import fetch
 
 Array = np.ndarray[Any, Any]
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ptq4vit_onnx.errors import ParityError
+from ptq4vit_onnx.plan.saturation_safe_weights import ship_weight
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
-from ptq4vit_onnx.plan.weight_codes import ship_weight
 from ptq4vit_onnx.proof.replay import Divergence, Replay, divergences
 
 Array = np.ndarray[Any, Any]

@@ -19,7 +19,7 @@ from ptq4vit_onnx.proof.float_parity import FloatParity
 from ptq4vit_onnx.proof.kernels import KernelAudit, ProductKernel
 from ptq4vit_onnx.proof.prove import Proof
 from ptq4vit_onnx.proof.replay import Divergence
-from ptq4vit_onnx.proof.sites import SiteParity
+from ptq4vit_onnx.proof.site_parity import SiteParity
 from ptq4vit_onnx.report.charts import points_of
 from ptq4vit_onnx.report.data import Bits, CalibrationImages, FileSizes, Inputs, Report
 from ptq4vit_onnx.report.page import render

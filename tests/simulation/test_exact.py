@@ -23,7 +23,7 @@ from ptq4vit_onnx.plan.quantizers import Affine, as_float32
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.proof.float_sites import FloatSites
 from ptq4vit_onnx.proof.layout import layout_of
-from ptq4vit_onnx.proof.sites import check_sites
+from ptq4vit_onnx.proof.site_parity import check_sites
 from ptq4vit_onnx.runtime.session import run
 from ptq4vit_onnx.simulation import ort_kernels as runtime_floats
 from ptq4vit_onnx.simulation.exact import _Weight, kernel

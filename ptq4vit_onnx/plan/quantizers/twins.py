@@ -19,6 +19,7 @@ from ptq4vit_onnx.plan.quantizers.rounding import (
     require_scales,
     round_clip,
 )
+from ptq4vit_onnx.plan.quantizers.twin_prices import GELU_NATS, GELU_RATIO, SOFTMAX_NATS, SOFTMAX_RATIO
 from ptq4vit_onnx.plan.sites import Source
 
 TINY = 1e-12  # an all-zero tensor still needs a positive scale
@@ -30,8 +31,7 @@ MOST_SHIFT = 15
 class Twin(Quantizer):
     """shift: D2 = 2^shift D1, the coarse step over the fine one. Each range has k-1 bits of magnitude.
 
-    nats: what the expected damage (1/2 g^2 d^2, in nats per image) must fall by before the second product is worth its
-    time. ratio: how many times smaller the loss must be under metrics without nats.
+    nats, ratio: the price of its second product (see twin_prices).
     """
 
     nats: ClassVar[float]
@@ -81,10 +81,6 @@ class Twin(Quantizer):
             raise ValueError(f"shift is {self.shift}, expected 0..{MOST_SHIFT}")
 
 
-# The prices are in the ratio of what the second products cost in time: of a DeiT-S, twelve second P@V take 2 %, twelve
-# second fc2 27 %.
-
-
 @dataclass(frozen=True)
 class TwinSoftmax(Twin):
     """Twin quantisation of probabilities: a fine range R1 = [0, 2^(k-1) D1) and a coarse one R2 = [0, 1].
@@ -97,8 +93,8 @@ class TwinSoftmax(Twin):
     title: ClassVar[str] = "twin softmax"
     source: ClassVar[Source | None] = "softmax"
     searched: ClassVar[Literal["scale", "shift"]] = "shift"
-    nats: ClassVar[float] = 2.5e-5
-    ratio: ClassVar[float] = 1.1
+    nats: ClassVar[float] = SOFTMAX_NATS
+    ratio: ClassVar[float] = SOFTMAX_RATIO
 
     shift: int
 
@@ -178,8 +174,8 @@ class TwinGelu(Twin):
     kind: ClassVar[str] = "twin_gelu"
     title: ClassVar[str] = "twin GELU"
     source: ClassVar[Source | None] = "gelu"
-    nats: ClassVar[float] = 4e-4
-    ratio: ClassVar[float] = 8.0
+    nats: ClassVar[float] = GELU_NATS
+    ratio: ClassVar[float] = GELU_RATIO
 
     scale: float
     shift: int

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ptq4vit_onnx.calibration.calibrate import plan_site
 from ptq4vit_onnx.calibration.channel_scales import with_channels
-from ptq4vit_onnx.calibration.evidence import BINS, CURVE_POINTS, collect
+from ptq4vit_onnx.calibration.measure_evidence import BINS, CURVE_POINTS, collect
 from ptq4vit_onnx.calibration.objective import Objective
 from ptq4vit_onnx.network.planned_product import quantized_product
 from ptq4vit_onnx.network.recording import Recording

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from ptq4vit_onnx.calibration.grids import covering, uniform_grid
-from ptq4vit_onnx.calibration.halving import (
+from ptq4vit_onnx.calibration.objective import Float, Objective, Product, Side, Turn, objective_of
+from ptq4vit_onnx.calibration.sampling import PILOT_SHARE, PILOTS, Pilot, sketch_matrices, weigh_rows_by_errors
+from ptq4vit_onnx.calibration.search import ProductSearch
+from ptq4vit_onnx.calibration.successive_halving import (
     MOST_HEADS,
     NEIGHBOURS,
     RANKED,
@@ -21,9 +24,6 @@ from ptq4vit_onnx.calibration.halving import (
     scouts,
     with_neighbours,
 )
-from ptq4vit_onnx.calibration.objective import Float, Objective, Product, Side, Turn, objective_of
-from ptq4vit_onnx.calibration.sampling import PILOT_SHARE, PILOTS, Pilot, sketch_matrices, weigh_rows_by_errors
-from ptq4vit_onnx.calibration.search import ProductSearch
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.quantizers import Uniform
 from tests.calibration.recordings import attention, linear
@@ -39,7 +39,7 @@ def note_measurements(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         return measure(self, objective, turn, fixed, candidates)
 
     monkeypatch.setattr(Product, "measure", noted)
-    monkeypatch.setattr("ptq4vit_onnx.calibration.halving.CHEAP", 0)
+    monkeypatch.setattr("ptq4vit_onnx.calibration.successive_halving.CHEAP", 0)
     return measured
 
 
@@ -49,7 +49,7 @@ def note_measurements(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def test_fast_search_finds_the_exhaustive_optimum_within_three_percent(
     metric: str, side: Any, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ptq4vit_onnx.calibration.halving.CHEAP", 0)
+    monkeypatch.setattr("ptq4vit_onnx.calibration.successive_halving.CHEAP", 0)
     recording = linear(rows=6000)
     options = Options(metric=metric, search="exhaustive")  # type: ignore[arg-type]
     exhaustive = ProductSearch(objective_of(recording, options.metric), options, weight=True)
@@ -66,7 +66,7 @@ def test_fast_search_finds_the_exhaustive_optimum_within_three_percent(
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_of_two_activations_the_fast_search_finds_the_exhaustive_optimum(bits: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr("ptq4vit_onnx.calibration.halving.CHEAP", 0)
+    monkeypatch.setattr("ptq4vit_onnx.calibration.successive_halving.CHEAP", 0)
     recording, options = attention(batch=16), Options(activation_bits=bits)
     exhaustive = ProductSearch(objective_of(recording, "hessian"), replace(options, search="exhaustive"), weight=False)
     fast = ProductSearch(objective_of(recording, "hessian"), options, weight=False)
@@ -140,7 +140,7 @@ def test_a_linears_rows_are_drawn_by_what_the_pilots_lose_on_them(
     side: Side, metric: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once for all rounds, by the errors of the side that is searched: on all rows in a sketch, on some exactly."""
-    monkeypatch.setattr("ptq4vit_onnx.calibration.halving.CHEAP", 0)
+    monkeypatch.setattr("ptq4vit_onnx.calibration.successive_halving.CHEAP", 0)
     monkeypatch.setattr("ptq4vit_onnx.calibration.search.PILOT_COLUMNS", 8)
     recording = linear(rows=6000)
     asked: list[tuple[list[tuple[Tensor, Tensor]], int]] = []
@@ -173,7 +173,7 @@ def test_a_few_rows_that_are_huge_are_not_clipped_away_without_gradients_either(
     metric: Any, side: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three of 3000 rows have most of the output; drawn evenly, samples would have one or none of them."""
-    monkeypatch.setattr("ptq4vit_onnx.calibration.halving.CHEAP", 0)
+    monkeypatch.setattr("ptq4vit_onnx.calibration.successive_halving.CHEAP", 0)
     recording = linear(rows=3000, outputs=520)
     recording.lhs[::1000] *= 40
     options = Options(metric=metric, candidates=40)

@@ -23,8 +23,8 @@ from ptq4vit_onnx.graph.model_proto import Model
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.proof import oracle, plan_checks
 from ptq4vit_onnx.proof.float_sites import FloatSites, output_tensors
+from ptq4vit_onnx.runtime.inner_tensors import fetch
 from ptq4vit_onnx.runtime.session import optimised_model
-from ptq4vit_onnx.runtime.tensors import fetch
 
 SITES_AT_ONCE = 8  # how many sites' tensors are held in memory together
 

@@ -11,7 +11,7 @@ import pytest
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.passes import PASSES, PassError
-from ptq4vit_onnx.passes.a_pass import Pass
+from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from tests.passes.small_models import Small
 from tests.passes.small_transformer import transformer_model, transformer_plan

@@ -18,7 +18,7 @@ from ptq4vit_onnx.plan.quantizers import Affine, TwinSoftmax, Uniform, as_float3
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.proof.plan_checks import check_step
 from ptq4vit_onnx.proof.replay import Divergence, divergences
-from ptq4vit_onnx.proof.sites import SiteParity, check_sites, require_exact
+from ptq4vit_onnx.proof.site_parity import SiteParity, check_sites, require_exact
 from ptq4vit_onnx.runtime.session import optimised_model
 
 Array = np.ndarray[Any, Any]

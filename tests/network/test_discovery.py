@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.network.discovery import Call, discover, unfuse_attention, watching
 from ptq4vit_onnx.network.patches import patches
-from ptq4vit_onnx.network.products import Call, discover, unfuse_attention, watching
 from ptq4vit_onnx.network.timm_compat import import_timm
+from ptq4vit_onnx.plan.saturation_safe_weights import pair_far_inputs
 from ptq4vit_onnx.plan.sites import Site
-from ptq4vit_onnx.plan.weight_codes import pair_far_inputs
 
 
 def sites_of(model: Any) -> dict[str, Site]:

@@ -28,8 +28,8 @@ from ptq4vit_onnx.plan.evidence import Histogram, SearchCurve, SiteEvidence
 from ptq4vit_onnx.plan.options import Metric, Options
 from ptq4vit_onnx.plan.outlier_split import COLUMNS, ROWS, only_channels, without_channels
 from ptq4vit_onnx.plan.quantizers import Quantizer, Uniform
+from ptq4vit_onnx.plan.saturation_safe_weights import shipped
 from ptq4vit_onnx.plan.scale_plan import SitePlan
-from ptq4vit_onnx.plan.weight_codes import shipped
 
 SAMPLE_ELEMENTS = 60_000  # elements of a side or of the output that the evidence is measured on
 CURVE_POINTS = 40  # candidates of a search curve: enough for a smooth line

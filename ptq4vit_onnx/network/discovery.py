@@ -22,8 +22,8 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.network.dependencies import between, graph_alone, own_tensor
 from ptq4vit_onnx.network.patches import patches, require_patch_convolution
 from ptq4vit_onnx.network.tensor_tags import mark_norm, mark_source, norm_of, source_of
+from ptq4vit_onnx.plan.saturation_safe_weights import pair_far_inputs
 from ptq4vit_onnx.plan.sites import Attention, Kind, Site
-from ptq4vit_onnx.plan.weight_codes import pair_far_inputs
 
 _LINEAR = {F.linear}
 _CONV = {F.conv2d, torch.conv2d}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ptq4vit_onnx.plan.quantizers import Affine, Diffused, Quantizer, Twin, TwinGelu, TwinSoftmax, Uniform, as_float32
-from ptq4vit_onnx.plan.weight_codes import (
+from ptq4vit_onnx.plan.saturation_safe_weights import (
     INT16_MAX,
     make_pairs_safe,
     pair_far_inputs,

@@ -30,9 +30,9 @@ from ptq4vit_onnx.progress import Progress, silent
 from ptq4vit_onnx.proof.float_sites import FloatSites, float_parameters, output_tensors, with_channels_folded
 from ptq4vit_onnx.proof.kernels import KernelAudit, audit
 from ptq4vit_onnx.proof.replay import Divergence, divergences
-from ptq4vit_onnx.proof.sites import check_sites
+from ptq4vit_onnx.proof.site_parity import check_sites
+from ptq4vit_onnx.runtime.inner_tensors import fetch
 from ptq4vit_onnx.runtime.session import optimised_model
-from ptq4vit_onnx.runtime.tensors import fetch
 
 Status = Literal["passed", "failed", "skipped"]
 # Of a site's spread. At 8 bits right models stay at 0.01 to 0.05 of the float one at every site.
