@@ -21,13 +21,15 @@ from ptq4vit_onnx.calibration.calibrate import calibrate
 from ptq4vit_onnx.files.provenance import versions
 from ptq4vit_onnx.float_export.exporter import export_float
 from ptq4vit_onnx.graph.model_proto import file_bytes, save_model
-from ptq4vit_onnx.images.embedded import synthetic_images
+from ptq4vit_onnx.images.builtin import built_in_photos
+from ptq4vit_onnx.images.choice import ChosenImages
 from ptq4vit_onnx.models.specs import SPECS
 from ptq4vit_onnx.network.discovery import discover
 from ptq4vit_onnx.network.load import load, resolve
 from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
+from ptq4vit_onnx.progress import silent
 from ptq4vit_onnx.proof.float_parity import float_parity
 from ptq4vit_onnx.proof.prove import prove, quantize_model
 from ptq4vit_onnx.runtime import process
@@ -38,7 +40,7 @@ COLUMNS = ("model", "bits", "sites", "float parity", "products in integers", "ex
 
 def rows(name: str, bits: list[int], count: int, folder: Path) -> None:
     model = load(resolve(name), random_weights=True)
-    images = synthetic_images(model.preprocessing, count, 0)
+    images = built_in_photos(model.preprocessing, "calibration", count, 0)
     sites = discover(model.module, torch.from_numpy(images.images[:1]))
     float_model = export_float(model, sites)
     float_path = save_model(float_model, folder / "float.onnx")
@@ -52,7 +54,7 @@ def rows(name: str, bits: list[int], count: int, folder: Path) -> None:
             {site.name: found[site.name] for site in sites},
         )  # fmt: skip
         path, _ = quantize_model(float_model, plan, folder / "model.onnx")
-        proof = prove(path, float_path, plan, model, images, images.images[:1], lambda items, _title: items)
+        proof = prove(path, float_path, plan, model, ChosenImages(images, images, held_out=False), silent)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         exact = f"{sum(site.exact for site in proof.sites)} of {len(proof.sites)}"
         cells = (

@@ -15,7 +15,7 @@ import time
 import torch
 
 from ptq4vit_onnx.calibration.calibrate import plan_site
-from ptq4vit_onnx.images.embedded import synthetic_images
+from ptq4vit_onnx.images.builtin import built_in_photos
 from ptq4vit_onnx.network.discovery import discover
 from ptq4vit_onnx.network.load import load, resolve
 from ptq4vit_onnx.network.tape import record
@@ -35,7 +35,7 @@ def main() -> None:
     parsed = parser.parse_args()
     process.keep_freed_memory()
     model = load(resolve(parsed.model), random_weights=True)
-    pixels = torch.from_numpy(synthetic_images(model.preprocessing, parsed.images, 0).images)
+    pixels = torch.from_numpy(built_in_photos(model.preprocessing, "calibration", parsed.images, 0).images)
     sites = [site.name for site in discover(model.module, pixels[:1])]
     searched = {name for name in sites if name in sites[:8] or name in sites[-8:]}
     options = Options(images=parsed.images, rounds=parsed.rounds)

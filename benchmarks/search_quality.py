@@ -29,7 +29,7 @@ from ptq4vit_onnx.calibration.channel_scales import channel_choices, with_channe
 from ptq4vit_onnx.calibration.grids import Grid
 from ptq4vit_onnx.calibration.objective import Float, Side, objective_of
 from ptq4vit_onnx.calibration.search import ProductSearch
-from ptq4vit_onnx.images.embedded import synthetic_images
+from ptq4vit_onnx.images.builtin import built_in_photos
 from ptq4vit_onnx.network.load import load, resolve
 from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.network.tape import record
@@ -120,7 +120,7 @@ def options_of(bits: int, images: int, form: str) -> Options:
 
 def speed(name: str, blocks: int, images: int, bits: int, form: str) -> None:
     model = load(resolve(name), random_weights=True)
-    pixels = torch.from_numpy(synthetic_images(model.preprocessing, images, 0).images)
+    pixels = torch.from_numpy(built_in_photos(model.preprocessing, "calibration", images, 0).images)
     started = time.perf_counter()
     with torch.no_grad():
         for start in range(0, len(pixels), 4):

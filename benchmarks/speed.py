@@ -38,7 +38,7 @@ from ptq4vit_onnx.files.provenance import versions
 from ptq4vit_onnx.float_export.exporter import export_float
 from ptq4vit_onnx.graph.model_proto import load as load_file
 from ptq4vit_onnx.graph.model_proto import save_model
-from ptq4vit_onnx.images.embedded import synthetic_images
+from ptq4vit_onnx.images.builtin import built_in_photos
 from ptq4vit_onnx.images.loading import ImageSet
 from ptq4vit_onnx.network.discovery import discover
 from ptq4vit_onnx.network.load import LoadedModel, load, resolve
@@ -104,7 +104,7 @@ def open_subject(name: str, folder: Path, real: bool = False) -> Subject:
         model = real_data.load_model(name)
         return Subject(model, real_data.calibration_images(model), folder, real)
     model = load(resolve(name), random_weights=True)
-    return Subject(model, synthetic_images(model.preprocessing, IMAGES, 0), folder)
+    return Subject(model, built_in_photos(model.preprocessing, "calibration", IMAGES, 0), folder)
 
 
 def build(subject: Subject, variants: Sequence[str]) -> None:

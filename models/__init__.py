@@ -1,4 +1,4 @@
-"""WHAT can be quantised: the specs, and the embedded default models with their images."""
+"""WHAT can be quantised: the specs, the embedded default models with their images, and the built-in photos."""
 
 from ptq4vit_onnx.models.specs import DEFAULT, PAPER_MODELS, SPECS, ModelSpec, find, unknown_model
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from ptq4vit_onnx.errors import UserError
 
 DIGITS_FOLDER = Path(__file__).resolve().parent / "digits"
+PHOTOS_FOLDER = Path(__file__).resolve().parent / "photos"
 
 
 @dataclass(frozen=True)

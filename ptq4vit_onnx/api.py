@@ -47,7 +47,8 @@ def export(
     """Quantise a model, prove it, and write float.onnx, model.onnx, plan.json and reports to `output`.
 
     model: a name of `ptq4vit-onnx models`, or a timm name. bits: of weights and activations (8). data: images to
-    calibrate on; the embedded models have their own. output: a folder (./MODEL_wKaK). plan: a plan.json that is applied
+    calibrate on, and others of them to measure on; without it, crops of photos that ship with the package, and the
+    embedded models have their own. output: a folder (./MODEL_wKaK). plan: a plan.json that is applied
     instead of calibrating; it decides the bits, the method and most options. method: "ptq4vit" (the default), exactly
     as published ("paper"), or the paper's Base PTQ ("base"). options: fields of ptq4vit_onnx.plan.options.Options,
     e.g. images=32, seed=0. The report's `to_data()` is what report.json holds.

@@ -13,14 +13,12 @@ import numpy as np
 
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.calibration.journal import Journal
-from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.files.outputs import require_free, require_outside, whole_folder
 from ptq4vit_onnx.files.provenance import versions
 from ptq4vit_onnx.graph.model_proto import save_model
-from ptq4vit_onnx.images.embedded import embedded_digits, synthetic_images
-from ptq4vit_onnx.images.loading import ImageSet, load_images, require_source
-from ptq4vit_onnx.models.specs import ModelSpec
-from ptq4vit_onnx.network.load import LoadedModel, load, resolve
+from ptq4vit_onnx.images.choice import ChosenImages, choose_images, require_images
+from ptq4vit_onnx.images.loading import ImageSet
+from ptq4vit_onnx.network.load import LoadedModel, channels_of, load, resolve
 from ptq4vit_onnx.network.plan_fit import load_plan, options_of, require_channels_fold, require_plan_fits
 from ptq4vit_onnx.plan.evidence import SiteEvidence
 from ptq4vit_onnx.plan.plan_json import write_plan
@@ -33,7 +31,6 @@ from ptq4vit_onnx.request import ExportRequest
 from ptq4vit_onnx.runtime import process
 
 Array = np.ndarray[Any, Any]
-SITE_IMAGES = 2  # images on which every product is held against the integer oracle
 LATENCY_RUNS = 10  # of each model, in turns; `bench` measures longer and more
 
 
@@ -50,37 +47,39 @@ def _export(request: ExportRequest, progress: Progress) -> Report:
         request = replace(request, options=options_of(known_plan))
     require_outside(request.folder, {"--data": request.data, "--checkpoint": request.checkpoint})
     require_free(request.folder, request.force)
-    if request.data is not None:
-        require_source(request.data)
+    options = request.options
+    require_images(spec, request.data, options.images, channels_of(spec) if request.data is None else None)
     clock = _Clock()
     with clock("load"):
-        model = load(spec, request.checkpoint, request.random_weights, request.options.seed)
-        images = calibration_images(spec, model, request, progress)
+        model = load(spec, request.checkpoint, request.random_weights, options.seed)
+        images = choose_images(spec, request.data, model.preprocessing, options.images, options.seed, progress)
+        images = images.for_plan(known_plan.images) if known_plan else images
     with whole_folder(request.folder, request.force) as staging:
-        report = _run(request, spec, model, images, known_plan, staging, clock, progress)
+        report = _run(request, model, images, known_plan, staging, clock, progress)
     _journal_path(request).unlink(missing_ok=True)  # only here: an export that failed later resumes as well
     return report
 
 
 def _run(
-    request: ExportRequest, spec: ModelSpec, model: LoadedModel, images: ImageSet, known_plan: ScalePlan |
-    None, staging: Path, clock: _Clock, progress: Progress,
+    request: ExportRequest, model: LoadedModel, images: ChosenImages, known_plan: ScalePlan | None, staging: Path,
+    clock: _Clock, progress: Progress,
 ) -> Report:  # fmt: skip
     from ptq4vit_onnx.float_export.exporter import export_float
     from ptq4vit_onnx.network.discovery import discover
 
-    sites = discover(model.module, images.images[:1])
+    calibration = images.calibration
+    sites = discover(model.module, calibration.images[:1])
     if known_plan is not None:
         require_plan_fits(known_plan, model, sites)
-        require_channels_fold(known_plan, model, sites, images.images[:1])
+        require_channels_fold(known_plan, model, sites, calibration.images[:1])
     with clock("float export"):
         float_model = export_float(model, sites, request.batch)
         float_path = save_model(float_model, staging / "float.onnx")
     with clock("float parity"):
-        parity = float_parity(model, float_path, images.images)
+        parity = float_parity(model, float_path, calibration.images)
     with clock("calibrate"):
         names = [site.name for site in sites]
-        plan, evidence = (known_plan, {}) if known_plan else make_plan(request, model, images, names, progress)
+        plan, evidence = (known_plan, {}) if known_plan else make_plan(request, model, calibration, names, progress)
         write_plan(plan, staging / "plan.json")
     from ptq4vit_onnx.proof.prove import prove, quantize_model
     from ptq4vit_onnx.runtime.bench import bench
@@ -89,37 +88,16 @@ def _run(
         path, passes = quantize_model(float_model, plan, staging / "model.onnx")
         del float_model
     with clock("prove"):
-        test = evaluation_images(spec, model, images)
-        proof = prove(path, float_path, plan, model, test, images.images[:SITE_IMAGES], progress)
+        proof = prove(path, float_path, plan, model, images, progress)
     with clock("time"):
         latency = bench({"float": float_path, "model": path}, batches=(request.batch or 1,), runs=LATENCY_RUNS)
     report = Report(
-        request.folder, Inputs.of(model, request.options, images), plan, evidence, float_parity=parity, proof=proof,
-        passes=passes, latency=latency, sizes=FileSizes.of(float_path, path), seconds=clock.seconds,
+        request.folder, Inputs.of(model, request.options, calibration, plan), plan, evidence, float_parity=parity,
+        proof=proof, passes=passes, latency=latency, sizes=FileSizes.of(float_path, path), seconds=clock.seconds,
     )  # fmt: skip
     report.save(staging)
     (staging / "report.html").write_text(render(report), encoding="utf-8")
     return report
-
-
-def calibration_images(spec: ModelSpec, model: LoadedModel, request: ExportRequest, progress: Progress) -> ImageSet:
-    options, preprocessing = request.options, model.preprocessing
-    if request.data is not None:
-        return load_images(request.data, preprocessing, options.images, options.seed, options.images,
-                           progress=progress)  # fmt: skip
-    if spec.embedded:
-        return embedded_digits(preprocessing, "calibration", options.images, options.seed)
-    if request.random_weights:
-        return synthetic_images(preprocessing, options.images, options.seed)
-    raise UserError(
-        f"no images to calibrate {spec.name} on; give --data FOLDER with at least {options.images} images "
-        "(--images sets how many are used)"
-    )
-
-
-def evaluation_images(spec: ModelSpec, model: LoadedModel, calibration: ImageSet) -> ImageSet:
-    """The images of the end-to-end proof: the embedded test split, else the calibration images."""
-    return embedded_digits(model.preprocessing, "test") if spec.embedded else calibration
 
 
 def make_plan(
@@ -166,7 +144,7 @@ def _journal_path(request: ExportRequest) -> Path:
 
 
 def _images_from(images: ImageSet) -> str:
-    return "synthetic" if images.synthetic else f"{len(images)} images"
+    return "built-in photos" if images.built_in else f"{len(images)} images"
 
 
 class _Clock:

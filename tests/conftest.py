@@ -70,21 +70,19 @@ def quick_spine(float_export: Callable[..., FloatExport], monkeypatch: pytest.Mo
     """For exports through the spine: this session's float file instead of another, 20 test images instead of 500."""
     from ptq4vit_onnx import pipeline
     from ptq4vit_onnx.float_export import exporter
-    from ptq4vit_onnx.images.embedded import embedded_digits
-    from ptq4vit_onnx.images.loading import ImageSet
+    from ptq4vit_onnx.images.choice import ChosenImages, choose_images
 
     def cached(model: Any, _sites: Any, batch: int | None = None) -> onnx.ModelProto:
         proto = onnx.ModelProto()
         proto.CopyFrom(float_export(model.name, batch).proto)
         return proto
 
-    def few(_spec: Any, model: Any, _images: Any) -> ImageSet:
-        images = embedded_digits(model.preprocessing, "test")
-        assert images.labels is not None
-        return replace(images, images=images.images[:20], labels=images.labels[:20])
+    def few(*arguments: Any) -> ChosenImages:
+        chosen = choose_images(*arguments)
+        return replace(chosen, measured=chosen.measured.part(slice(20)))
 
     monkeypatch.setattr(exporter, "export_float", cached)
-    monkeypatch.setattr(pipeline, "evaluation_images", few)
+    monkeypatch.setattr(pipeline, "choose_images", few)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ptq4vit_onnx.images.builtin import PHOTOS
+
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "*_w[2-8]a[2-8]")
 
@@ -69,7 +71,10 @@ def test_the_wheel_holds_the_embedded_models_images_and_licences(wheel: zipfile.
     names = set(wheel.namelist())
     for name in ("vit_digits.safetensors", "swin_digits.safetensors", "digits.npz", "LICENSE-digits.txt"):
         assert f"ptq4vit_onnx/models/digits/{name}" in names
+    assert {f"ptq4vit_onnx/models/photos/{name}.jpg" for name in PHOTOS} <= names
     assert "ptq4vit_onnx/py.typed" in names
+    for name in ("LICENSE-digits.txt", "LICENSE-photos.txt"):
+        assert any(".dist-info/licenses/" in entry and entry.endswith(name) for entry in names)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     for name in ("vit_digits", "swin_digits"):
         assert wheel.getinfo(f"ptq4vit_onnx/models/digits/{name}.safetensors").file_size <= 2_000_000

@@ -15,7 +15,6 @@ from ptq4vit_onnx import pipeline
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.files.outputs import EXPORT_FILES
 from ptq4vit_onnx.network import channel_folding as folding
-from ptq4vit_onnx.network.load import resolve
 from ptq4vit_onnx.network.plan_fit import options_of, require_channels_fold, require_plan_fits
 from ptq4vit_onnx.pipeline import export
 from ptq4vit_onnx.plan.channel_fold import Channels
@@ -94,17 +93,42 @@ def test_the_folder_says_model_bits_and_random_weights(request_: ExportRequest, 
     assert request_.folder == Path(name)
 
 
-def test_a_pretrained_model_without_images_is_refused(load_model: Callable[[str], Any]) -> None:
-    spec = resolve("deit_t")
-    with pytest.raises(UserError, match="no images to calibrate deit_t on; give --data FOLDER with at least 32"):
-        pipeline.calibration_images(spec, load_model("vit_digits"), ExportRequest("deit_t"), lambda items, _: items)
+REFUSED_EARLY: dict[str, tuple[dict[str, Any], str]] = {
+    "an occupied folder": ({"output": Path("occupied")}, "output folder occupied exists"),
+    "no data": ({"data": Path("absent")}, "no images at absent: it does not exist"),
+    "data without images": ({"data": Path("occupied")}, "holds no image files"),
+    "too few files": ({"data": Path("few")}, "few has 3 images, 32 are needed; give more images or lower --images"),
+    "too few arrays": ({"data": Path("few.npy")}, "few.npy has 3 images, 32 are needed"),
+}
 
 
-def test_a_dry_run_gets_synthetic_images(load_model: Callable[[str], Any]) -> None:
-    request = ExportRequest("deit_t", random_weights=True)
-    spec = resolve("deit_t")
-    images = pipeline.calibration_images(spec, load_model("vit_digits"), request, lambda items, _: items)
-    assert images.synthetic and len(images) == 32
+@pytest.mark.parametrize("case", REFUSED_EARLY)
+def test_what_can_be_refused_is_refused_before_anything_is_fetched(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipeline, "load", lambda *_: pytest.fail("weights were asked for"))
+    for folder in ("occupied", "few"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "occupied" / "model.onnx").write_text("mine")
+    for number in range(3):
+        (tmp_path / "few" / f"{number}.png").write_text("looked at later")
+    np.save("few.npy", np.zeros((3, 3, 224, 224), np.float32))
+    given, said = REFUSED_EARLY[case]
+    with pytest.raises(UserError, match=said):
+        export(ExportRequest("deit_b", **given))
+
+
+def test_a_model_of_other_channels_without_data_is_refused_before_it_is_fetched_if_timm_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "no images for deit_b: it takes 12 channels and the built-in photos have 3; give --data"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipeline, "channels_of", lambda _: 12)
+    monkeypatch.setattr(pipeline, "load", lambda *_: pytest.fail("weights were asked for"))
+    for random_weights in (False, True):
+        with pytest.raises(UserError, match=said):
+            export(ExportRequest("deit_b", random_weights=random_weights))
 
 
 def plan_for(exported: Any) -> ScalePlan:

@@ -49,7 +49,8 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
     weights.add_argument("--checkpoint", type=Path, metavar="FILE", help=".safetensors, .pth, .pt or .bin")
     weights.add_argument("--random-weights", action="store_true", help="a dry run without any weights")
     images = export.add_argument_group("images")
-    images.add_argument("--data", type=Path, metavar="PATH", help="folder, ImageFolder tree, .npy or .npz")
+    images.add_argument("--data", type=Path, metavar="PATH", help="folder, ImageFolder tree, .npy or .npz; images that "
+                        "calibration leaves are measured on (built-in photos)")  # fmt: skip
     images.add_argument("--images", type=positive, metavar="N", help="calibration images (32)")
     images.add_argument("--seed", type=int, help="picks images, signs and sampled labels (0)")
     _add_method(export)

@@ -14,7 +14,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +41,22 @@ _NOT_ARRAYS = (
 class ImageSet:
     """images: float32 [n, C, H, W], preprocessed. labels: int64 [n], or None where the source has none.
 
-    synthetic: made up by us, because no images were given. skipped: files that could not be read.
+    built_in: crops of the photos that ship with the package. skipped: files that could not be read.
     """
 
     images: Array
     labels: Array | None
     names: tuple[str, ...]
     source: str
-    synthetic: bool = False
+    built_in: bool = False
     skipped: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def part(self, which: slice) -> ImageSet:
+        labels = None if self.labels is None else self.labels[which]
+        return replace(self, images=self.images[which], labels=labels, names=self.names[which])
 
     @property
     def fingerprint(self) -> str:
@@ -66,6 +70,26 @@ def require_source(source: Path) -> None:
     """Refuse a path where nothing is: cheap enough to ask before a model is loaded."""
     if not source.exists():
         raise UserError(f"no images at {source}: it does not exist; give a folder, an ImageFolder tree, .npy or .npz")
+
+
+def count_images(source: Path) -> int:
+    """How many images a source has, without reading one: files that may be damaged, or what an array's header says."""
+    if source.suffix not in (".npy", ".npz"):
+        return len(list_folder(source).files)
+    try:
+        if source.suffix == ".npy":
+            return _first_axis(np.load(source, mmap_mode="r", allow_pickle=False).shape)
+        with zipfile.ZipFile(source) as archive, archive.open("images.npy") as member:
+            version = np.lib.format.read_magic(member)
+            known = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            return _first_axis(known[version](member)[0])
+    except _NOT_ARRAYS as error:
+        raise _not_arrays(source, error) from error
+
+
+def _first_axis(shape: tuple[int, ...]) -> int:
+    """A single number has no axis; how an array should look is said when it is read."""
+    return shape[0] if shape else 1
 
 
 def has_labels(source: Path, where: Callable[[dict[str, str]], bool] | None = None) -> bool:

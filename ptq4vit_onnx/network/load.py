@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ptq4vit_onnx.errors import UserError, one_line
 from ptq4vit_onnx.images.preprocessing import Preprocessing
@@ -66,6 +66,22 @@ def timm_architectures() -> set[str]:
     return {name for file in files for name in pattern.findall(file.read_text(encoding="utf-8"))}
 
 
+def channels_of(spec: ModelSpec) -> int | None:
+    """How many channels the model's images have, without its weights; None where only the hub knows."""
+    config = _timm_config(spec)
+    return None if config is None else int(config.input_size[0])
+
+
+def _timm_config(spec: ModelSpec) -> Any:
+    """What timm says of a model without building it: input_size, num_classes, ..; None where it says nothing."""
+    if spec.embedded or ":" in spec.timm:
+        return None
+    try:
+        return import_timm().models.get_pretrained_cfg(spec.timm)
+    except RuntimeError:  # a tag that timm does not know: building the model says so
+        return None
+
+
 def load(spec: ModelSpec, checkpoint: Path | None = None, random_weights: bool = False, seed: int = 0) -> LoadedModel:
     """Build the model and give it weights; a UserError says which other ways there are to get weights.
 
@@ -99,8 +115,12 @@ def _finish(spec: ModelSpec, module: nn.Module, origin: Origin) -> LoadedModel:
     unfuse_attention(module)
     classes = int(getattr(module, "num_classes", 0))
     if classes <= 0:
-        raise UserError(f"{spec.name} has no classifier head; only image classification models can be quantised")
+        raise _no_classifier(spec)
     return LoadedModel(spec.name, module, preprocessing_of(spec, module), origin, fingerprint_of(module), classes)
+
+
+def _no_classifier(spec: ModelSpec) -> UserError:
+    return UserError(f"{spec.name} has no classifier head; only image classification models can be quantised")
 
 
 def build(spec: ModelSpec, classes: int | None = None) -> nn.Module:
@@ -133,6 +153,9 @@ def _random(spec: ModelSpec, seed: int) -> nn.Module:
 
 def _pretrained(spec: ModelSpec) -> nn.Module:
     timm = import_timm()
+    config = _timm_config(spec)
+    if config is not None and config.num_classes <= 0:
+        raise _no_classifier(spec)  # before hundreds of megabytes are fetched
     try:
         with _preferring_cache():
             return timm.create_model(spec.timm, pretrained=True)  # type: ignore[no-any-return]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ptq4vit_onnx.runtime.bench import BenchResult
 
 FORMAT = 1
+OWN_IMAGES = "give your own by --data if they are not photographs, or of other sizes or channels"
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,26 @@ class Bits:
 
 @dataclass(frozen=True)
 class CalibrationImages:
-    """count: how many were used. skipped: files that could not be read. synthetic: made up, because none were given."""
+    """count: how many were used. skipped: files that could not be read. source: where they are from. built_in: from
+    the package's own photos, because none were given. planned: what a given plan says that it was calibrated on, where
+    that is not these images."""
 
     count: int
     skipped: tuple[str, ...] = ()
-    synthetic: bool = False
+    source: str = ""
+    built_in: bool = False
+    planned: str | None = None
+
+    @classmethod
+    def of(cls, images: ImageSet, plan: ScalePlan) -> CalibrationImages:
+        planned = None if plan.images == images.fingerprint else str(plan.options.get("images_from", "other images"))
+        return cls(len(images), images.skipped, images.source, images.built_in, planned)
+
+    def __str__(self) -> str:
+        if self.planned is not None:
+            return f"{self.planned}, as the given plan says"
+        advice = f"; {OWN_IMAGES}" if self.built_in else ""
+        return f"{self.count} images of {self.source}{advice}"
 
 
 @dataclass(frozen=True)
@@ -60,9 +76,9 @@ class Inputs:
     calibration_images: CalibrationImages
 
     @classmethod
-    def of(cls, model: LoadedModel, options: Options, images: ImageSet) -> Inputs:
+    def of(cls, model: LoadedModel, options: Options, images: ImageSet, plan: ScalePlan) -> Inputs:
         bits = Bits(options.weight_bits, options.activation_bits)
-        return cls(model.name, model.origin, bits, CalibrationImages(len(images), images.skipped, images.synthetic))
+        return cls(model.name, model.origin, bits, CalibrationImages.of(images, plan))
 
     @property
     def random_weights(self) -> bool:
@@ -159,13 +175,19 @@ def _inputs_data(inputs: Inputs, plan: ScalePlan) -> dict[str, Any]:
     return {
         "model": inputs.model,
         "random_weights": inputs.random_weights,
-        "synthetic_images": images.synthetic,
+        "synthetic_images": False,  # no export is calibrated on made-up images
         "weights_from": inputs.weights_from,
         "bits": asdict(inputs.bits),
         "options": dict(plan.options),
         "versions": dict(plan.versions),
         "fingerprints": {"weights": plan.weights, "images": plan.images},
-        "calibration_images": {"count": images.count, "skipped": list(images.skipped)},
+        "calibration_images": {
+            "count": images.count,
+            "skipped": list(images.skipped),
+            "source": images.source,
+            "built_in": images.built_in,
+            "sentence": str(images),
+        },
         "sites": len(plan.sites),
     }
 
@@ -182,7 +204,8 @@ def _proof_data(report: Report) -> dict[str, Any]:
         },
         "end_to_end": proof.end_to_end.to_data(),
         "against_float": proof.against_float.to_data(),
-        "measured_on": proof.images,
+        "measured_on": str(proof.measured_on),
+        "measured_images": proof.measured_on.to_data(),
     }
 
 

@@ -97,8 +97,6 @@ def banners(inputs: Inputs) -> list[Banner]:
     if inputs.random_weights:
         text = "A dry run: the model predicts nothing, and no figure here speaks of accuracy."
         found.append(Banner("RANDOM WEIGHTS", text))
-    if inputs.calibration_images.synthetic:
-        found.append(Banner("SYNTHETIC IMAGES", "Calibrated on made-up images: do not ship these scales."))
     return found
 
 
@@ -123,11 +121,12 @@ def _weakest(rows: Sequence[SiteRow]) -> str:
 
 def tiles(report: Report) -> list[Tile]:
     versus, sizes = report.against_float, report.sizes
+    on = f"on {report.proof.measured_on}"
     random = "; random weights: says nothing about accuracy" if report.inputs.random_weights else ""
     return [
-        *_accuracy(versus),
+        *_accuracy(versus, on),
         Tile("Agreement with float", f"{versus.agreement:.1f} %",
-             f"KL {figure(versus.kl, 2)} nats, {report.proof.images}{random}"),
+             f"KL {figure(versus.kl, 2)} nats, {on}{random}"),
         Tile("Size", _megabytes(sizes.model),
              f"float {_megabytes(sizes.float)}, {sizes.float / max(sizes.model, 1):.1f}× smaller"),
         Tile("Products in integers", report.kernels.fraction,
@@ -138,14 +137,14 @@ def tiles(report: Report) -> list[Tile]:
     ]  # fmt: skip
 
 
-def _accuracy(versus: AgainstFloat) -> list[Tile]:
+def _accuracy(versus: AgainstFloat, on: str) -> list[Tile]:
     if versus.top1_quantised is None:
         return []
     note = f"float {versus.top1_float:.1f} %"
     if versus.drop is not None:
         points = versus.drop.points + 0.0  # makes -0.0 print as 0.0
-        note += f", drop {points:.1f} ± {versus.drop.standard_error:.1f} points, {versus.drop.images} images"
-    return [Tile("Top-1", f"{versus.top1_quantised:.1f} %", note)]
+        note += f", drop {points:.1f} ± {versus.drop.standard_error:.1f} points"
+    return [Tile("Top-1", f"{versus.top1_quantised:.1f} %", f"{note}, {on}")]
 
 
 def _latency(latency: BenchResult) -> list[Tile]:
@@ -167,7 +166,7 @@ def _facts(report: Report) -> list[Facts]:
     inputs = {
         "weights from": report.inputs.weights_from,
         "weights SHA-256": plan.weights,
-        "images": f"{images.count}, {len(images.skipped)} skipped",
+        "images": f"{images}; {len(images.skipped)} skipped",
         "images SHA-256": plan.images,
     }
     return [

@@ -23,6 +23,7 @@ def _model(report: Report) -> list[Row]:
     return [
         ("model", inputs.model + (" with RANDOM WEIGHTS" if inputs.random_weights else "")),
         ("bits", f"weights {inputs.bits.weights}, activations {inputs.bits.activations}"),
+        ("calibrated on", str(inputs.calibration_images)),
         ("sites found", str(len(report.plan.sites))),
     ]
 
@@ -54,10 +55,10 @@ def _proof(report: Report) -> list[Row]:
 def _accuracy(report: Report) -> list[Row]:
     versus = report.against_float
     caveat = " (random weights: says nothing about accuracy)" if report.inputs.random_weights else ""
-    found = [("against float", f"{versus.agreement:.1f} % agreement, KL {versus.kl:.2g}{caveat}")]
+    on = f"on {report.proof.measured_on}"
+    found = [("against float", f"{versus.agreement:.1f} % agreement, KL {versus.kl:.2g}, {on}{caveat}")]
     if versus.top1_float is not None:
-        top1 = f"{versus.top1_quantised:.1f} % (float {versus.top1_float:.1f} %)"
-        found.append(("top-1", f"{top1}, {report.proof.images}"))
+        found.append(("top-1", f"{versus.top1_quantised:.1f} % (float {versus.top1_float:.1f} %), {on}"))
     return found
 
 

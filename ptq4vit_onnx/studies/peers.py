@@ -13,7 +13,8 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.evaluation.evaluate import Evaluation, evaluate_files
 from ptq4vit_onnx.graph.model_file import ModelFile, read_model_file, require_reference_of
 from ptq4vit_onnx.graph.model_proto import Array, file_bytes
-from ptq4vit_onnx.images.embedded import embedded_digits, synthetic_images
+from ptq4vit_onnx.images.builtin import built_in_photos
+from ptq4vit_onnx.images.embedded import embedded_digits
 from ptq4vit_onnx.images.loading import ImageSet, load_images
 from ptq4vit_onnx.images.stream import ImageSource
 from ptq4vit_onnx.progress import Progress
@@ -125,12 +126,12 @@ def float_file(model: Path, reference: Path | None) -> ModelFile:
 
 
 def calibration_images(model: ModelFile, source: ImageSource) -> ImageSet:
-    """What peers are calibrated on: the user's images, or the embedded calibration split, or made up ones."""
+    """What peers are calibrated on: the user's images, the embedded calibration split, or built-in photos."""
     if source.data is not None:
         return load_images(source.data, model.preprocessing, CALIBRATION_IMAGES, source.seed, where=source.where)
     if model.embedded:
         return embedded_digits(model.preprocessing, "calibration", CALIBRATION_IMAGES, source.seed)
-    return synthetic_images(model.preprocessing, CALIBRATION_IMAGES, source.seed)
+    return built_in_photos(model.preprocessing, "calibration", CALIBRATION_IMAGES, source.seed)
 
 
 def build_peers(

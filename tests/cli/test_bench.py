@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from ptq4vit_onnx.cli import bench as cli_bench
 from ptq4vit_onnx.cli import main as cli
+from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.graph.model_file import ModelFile, read_model_file
 from ptq4vit_onnx.images.stream import ImageSource
 from ptq4vit_onnx.runtime.cpu import cpu_features
@@ -126,8 +128,10 @@ def test_the_peers_offered_are_the_peers_there_are() -> None:
     assert tuple(PEERS) == cli_bench.PEER_NAMES
 
 
-def test_a_model_without_images_is_calibrated_on_made_up_ones_and_that_is_said(exported: Path) -> None:
+def test_peers_of_a_model_without_images_are_calibrated_on_built_in_photos_if_it_takes_them(exported: Path) -> None:
     known = read_model_file(exported / "float.onnx")
-    images = calibration_images(ModelFile(known.path, "deit_t", "", known.preprocessing), ImageSource())
-    assert images.synthetic
-    assert images.source == "synthetic"
+    colour = replace(known.preprocessing, size=(3, 32, 32))
+    images = calibration_images(ModelFile(known.path, "deit_t", "", colour), ImageSource())
+    assert images.built_in and len(images) == 32 and images.source.startswith("the built-in photos (")
+    with pytest.raises(UserError, match="it takes 1 channels and the built-in photos have 3; give --data"):
+        calibration_images(ModelFile(known.path, "deit_t", "", known.preprocessing), ImageSource())

@@ -18,7 +18,7 @@ from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.float_export.bind_sites import bind_sites
 from ptq4vit_onnx.float_export.exporter import export_float, metadata_of
 from ptq4vit_onnx.graph.model_proto import save_model
-from ptq4vit_onnx.images.embedded import synthetic_images
+from ptq4vit_onnx.images.builtin import built_in_photos
 from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.models.specs import PAPER_MODELS
 from ptq4vit_onnx.network.discovery import discover
@@ -191,7 +191,7 @@ def depth_of(name: str) -> int:
 @pytest.mark.parametrize("name", [*PAPER_MODELS, "vit_t", "deit_t"])
 def test_every_model_exports_with_random_weights_and_agrees_with_torch(name: str, tmp_path: Path) -> None:
     model = load(resolve(name), random_weights=True)
-    images = synthetic_images(model.preprocessing, 2, 0).images
+    images = built_in_photos(model.preprocessing, "calibration", 2, 0).images
     sites = discover(model.module, torch.from_numpy(images[:1]))
     reductions = [site for site in sites if site.name.endswith("reduction")]
     assert len(reductions) == (3 if name.startswith("swin") else 0)

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.images.embedded import embedded_digits, synthetic_images
-from ptq4vit_onnx.images.loading import ImageSet, load_images
+from ptq4vit_onnx.images.embedded import embedded_digits
+from ptq4vit_onnx.images.loading import ImageSet, count_images, load_images
 from ptq4vit_onnx.images.preprocessing import Preprocessing
 
 RULE = Preprocessing((3, 8, 8), 1.0, "center", "bilinear", (0.0,) * 3, (1.0,) * 3)
@@ -48,7 +48,7 @@ def refusal(source: Path, count: int | None = None, minimum: int = 1) -> str:
 def test_a_folder_is_read_in_order_when_all_are_wanted(folder: Path) -> None:
     images = load_images(folder, RULE)
     assert values(images) == list(range(20))
-    assert images.labels is None and not images.synthetic
+    assert images.labels is None and not images.built_in
     assert images.names[3] == "03.png"
     assert images.images.shape == (20, 3, 8, 8) and images.images.dtype == np.float32
 
@@ -204,11 +204,30 @@ def test_the_fingerprint_is_of_the_pixels(folder: Path) -> None:
     assert first.fingerprint == again.fingerprint != other.fingerprint
 
 
-def test_synthetic_images_are_seeded_varied_and_marked() -> None:
-    first, again, other = (synthetic_images(RULE, 4, seed) for seed in (1, 1, 2))
-    assert first.synthetic and first.source == "synthetic"
-    assert first.fingerprint == again.fingerprint != other.fingerprint
-    assert all(image.std() > 0.05 for image in first.images)
+def test_images_are_counted_without_being_read(folder: Path, tmp_path: Path) -> None:
+    (folder / "00.png").write_text("damaged")
+    assert count_images(folder) == 20
+    np.save(tmp_path / "x.npy", stack(5))
+    np.savez(tmp_path / "x.npz", images=stack(6))
+    np.savez_compressed(tmp_path / "y.npz", images=stack(7))
+    np.save(tmp_path / "number.npy", np.float32(1))
+    assert [count_images(tmp_path / name) for name in ("x.npy", "x.npz", "y.npz", "number.npy")] == [5, 6, 7, 1]
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz", "other.npz"])
+def test_arrays_that_cannot_be_counted_are_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("no array")
+    np.savez(tmp_path / "other.npz", pictures=stack(2))
+    with pytest.raises(UserError, match=r"cannot read .* expected `images` as float32"):
+        count_images(tmp_path / name)
+
+
+def test_a_part_of_a_set_keeps_images_labels_and_names_together(folder: Path) -> None:
+    whole = load_images(folder, RULE)
+    labelled = ImageSet(whole.images, np.arange(20), whole.names, whole.source)
+    part = labelled.part(slice(5, 7))
+    assert part.labels is not None and values(part) == part.labels.tolist() == [5, 6]
+    assert (part.names, part.source) == (("05.png", "06.png"), whole.source)
 
 
 def test_the_embedded_digits_are_split_once_and_for_all() -> None:

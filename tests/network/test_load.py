@@ -12,7 +12,7 @@ import torch
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.models.specs import DIGITS_FOLDER, SPECS, ModelSpec
 from ptq4vit_onnx.network import load as loading
-from ptq4vit_onnx.network.load import fingerprint_of, load, resolve
+from ptq4vit_onnx.network.load import channels_of, fingerprint_of, load, resolve
 from ptq4vit_onnx.network.timm_compat import declare_missing_torchvision_operators, import_timm
 
 WEIGHTS = DIGITS_FOLDER / "vit_digits.safetensors"
@@ -25,6 +25,23 @@ def test_a_model_without_a_classifier_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(loading, "build", lambda *_: bare)
     with pytest.raises(UserError, match="tiny has no classifier head"):
         load(TINY, random_weights=True)
+
+
+def test_a_pretrained_model_without_a_classifier_is_refused_before_it_is_fetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(import_timm(), "create_model", lambda *_, **__: pytest.fail("weights were asked for"))
+    with pytest.raises(UserError, match=r"vit_small_patch16_224\.dino has no classifier head"):
+        load(resolve("vit_small_patch16_224.dino"))
+
+
+@pytest.mark.parametrize(
+    ("name", "channels"),
+    [("deit_b", 3), ("vit_small_patch16_224.dino", 3), ("vit_small_patch16_224.no_such_tag", None),
+     ("hf-hub:someone/something", None), ("vit_digits", None)],
+)  # fmt: skip
+def test_channels_are_known_before_the_weights_where_timm_knows_the_model(name: str, channels: int | None) -> None:
+    assert channels_of(resolve(name)) == channels
 
 
 def pretrained_refusal(monkeypatch: pytest.MonkeyPatch, error: Exception, reachable: bool = False) -> str:

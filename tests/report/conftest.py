@@ -10,6 +10,7 @@ import pytest
 
 from ptq4vit_onnx.evaluation.compare import AgainstFloat
 from ptq4vit_onnx.evaluation.metrics import PairedDrop
+from ptq4vit_onnx.images.choice import MeasuredOn
 from ptq4vit_onnx.passes import PassReport
 from ptq4vit_onnx.plan.evidence import Histogram, SearchCurve, SiteEvidence
 from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform, as_float32
@@ -81,7 +82,7 @@ def proof_of(plan: ScalePlan) -> Proof:
     sentence = "99.80 % of 500 predictions equal the simulator's"
     end_to_end = EndToEnd(500, 99.8, 0.001, coin_toss=False, passed=True, sentence=sentence, identical=0.0)
     versus = AgainstFloat(500, 98.4, 5.7e-5, 99.2, 98.9, PairedDrop(0.3, 0.2, lost=2, gained=1, images=500))
-    return Proof(kernels_of(plan), sites, replay, end_to_end, versus, "500 of embedded digits (test)")
+    return Proof(kernels_of(plan), sites, replay, end_to_end, versus, MeasuredOn(500, "embedded digits (test)", True))
 
 
 def report_of(plan: ScalePlan = PLAN, evidence: Mapping[str, SiteEvidence] = EVIDENCE) -> Report:
@@ -89,7 +90,7 @@ def report_of(plan: ScalePlan = PLAN, evidence: Mapping[str, SiteEvidence] = EVI
     passes = PassReport(moved, dict.fromkeys(plan.sites, 1), (), {"MatMul": 5}, {"MatMul": 5}, {"Tidy": 3})
     return Report(
         folder=Path("out"),
-        inputs=Inputs(plan.model, "embedded", Bits(8, 6), CalibrationImages(32, ("broken.png",))),
+        inputs=Inputs(plan.model, "embedded", Bits(8, 6), CalibrationImages(32, ("broken.png",), "photos")),
         plan=plan, evidence=evidence, float_parity=FloatParity(8, 2e-7), proof=proof_of(plan), passes=passes,
         latency=BenchResult((), "AVX2, no VNNI"), sizes=FileSizes(1_252_262, 418_535),
         seconds={"load": 3.2, "calibrate": 4.5},

@@ -18,7 +18,8 @@ KEYS: dict[str, Any] = {
     "format": None, "version": None, "model": None, "random_weights": None, "synthetic_images": None,
     "weights_from": None, "bits": {"weights": None, "activations": None}, "options": {"*": None},
     "versions": {"*": None}, "fingerprints": {"weights": None, "images": None},
-    "calibration_images": {"count": None, "skipped": None}, "sites": None,
+    "calibration_images": {"count": None, "skipped": None, "source": None, "built_in": None, "sentence": None},
+    "sites": None,
     "float_parity": {"images": None, "error": None, "tolerance": None, "passed": None},
     "kernels": {
         "summary": None, "fell_back": None, "op_counts": {"*": None},
@@ -34,7 +35,7 @@ KEYS: dict[str, Any] = {
         "images": None, "agreement": None, "kl": None, "top1_float": None, "top1_quantised": None,
         "drop": {"points": None, "standard_error": None, "lost": None, "gained": None, "images": None},
     },
-    "measured_on": None,
+    "measured_on": None, "measured_images": {"count": None, "source": None, "held_out": None},
     "passes": {"moved_weights": {"*": None}, "products": {"*": None}, "merged": None,
                "operations_before": {"*": None}, "operations_after": {"*": None}, "places": {"*": None}},
     "losses": {"*": {"*": None}}, "twins": {"summary": None, "sites": {"*": None}}, "channels": {"*": None},
@@ -85,5 +86,10 @@ def test_report_json_says_what_the_report_holds(made_up: MadeUp) -> None:
     }  # fmt: skip
     assert (data["bits"], data["sites"]) == ({"weights": 8, "activations": 6}, 5)
     assert data["bytes"] == {"float": 1_252_262, "model": 418_535}
-    assert data["calibration_images"] == {"count": 32, "skipped": ["broken.png"]}
+    assert data["calibration_images"] == {
+        "count": 32, "skipped": ["broken.png"], "source": "photos", "built_in": False,
+        "sentence": "32 images of photos",
+    }  # fmt: skip
+    assert data["measured_images"] == {"count": 500, "source": "embedded digits (test)", "held_out": True}
+    assert data["measured_on"] == "500 images of embedded digits (test), not calibrated on"
     assert (data["weights_from"], data["random_weights"], data["synthetic_images"]) == ("embedded", False, False)

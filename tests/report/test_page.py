@@ -76,13 +76,21 @@ def test_the_verdict_reads_without_a_script(made_up: MadeUp) -> None:
         "seed 7", "calibrate 4.5 s",
     ):  # fmt: skip
         assert expected in text
-    assert "RANDOM WEIGHTS" not in text and "SYNTHETIC" not in text and "Latency" not in text
+    assert "RANDOM WEIGHTS" not in text and "Latency" not in text
 
 
-def test_random_weights_and_synthetic_images_are_announced_before_anything_else(made_up: MadeUp) -> None:
-    inputs = replace(made_up.report.inputs, weights_from="random", calibration_images=CalibrationImages(32, (), True))
+def test_the_page_says_on_what_it_was_calibrated_and_measured(made_up: MadeUp) -> None:
+    images = CalibrationImages(32, (), "the built-in photos (coffee)", built_in=True)
+    inputs = replace(made_up.report.inputs, calibration_images=images)
     text = text_of(render(replace(made_up.report, inputs=inputs)))
-    assert text.index("RANDOM WEIGHTS") < text.index("SYNTHETIC IMAGES") < text.index("Passed")
+    assert "Calibrated on 32 images of the built-in photos (coffee); give your own by --data if" in text
+    assert text.count("on 500 images of embedded digits (test), not calibrated on") == 2, "top-1 and agreement"
+
+
+def test_random_weights_are_announced_before_anything_else(made_up: MadeUp) -> None:
+    inputs = replace(made_up.report.inputs, weights_from="random")
+    text = text_of(render(replace(made_up.report, inputs=inputs)))
+    assert text.index("RANDOM WEIGHTS") < text.index("Passed")
     assert "says nothing about accuracy" in text
 
 

@@ -1,0 +1,100 @@
+"""Which images an export calibrates on, and which it measures on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.images.builtin import CHANNELS, built_in_photos, require_rgb
+from ptq4vit_onnx.images.embedded import embedded_digits, require_digits
+from ptq4vit_onnx.images.loading import ImageSet, count_images, load_images, require_source
+from ptq4vit_onnx.images.preprocessing import Preprocessing
+from ptq4vit_onnx.models.specs import ModelSpec
+from ptq4vit_onnx.progress import Progress, silent
+
+MOST_HELD_OUT = 256  # of the user's images
+LEAST_HELD_OUT = 8  # fewer of the user's tell less than crops of the built-in photos
+BUILT_IN_HELD_OUT = 64
+_CALIBRATED = {True: "not calibrated on", False: "also calibrated on, so the figure flatters",
+               None: "perhaps also calibrated on"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MeasuredOn:
+    """The images that agreement, KL and top-1 were measured on.
+
+    held_out: none of them was calibrated on; None where the user's plan was calibrated on images that are not known.
+    """
+
+    count: int
+    source: str
+    held_out: bool | None
+
+    def __str__(self) -> str:
+        return f"{self.count} images of {self.source}, {_CALIBRATED[self.held_out]}"
+
+    def to_data(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ChosenImages:
+    """calibration: what scales are fitted to. measured: what their cost is measured on. held_out: as in MeasuredOn."""
+
+    calibration: ImageSet
+    measured: ImageSet
+    held_out: bool | None
+
+    @property
+    def measured_on(self) -> MeasuredOn:
+        return MeasuredOn(len(self.measured), self.measured.source, self.held_out)
+
+    def for_plan(self, fingerprint: str) -> ChosenImages:
+        """For a plan that is applied instead of calibrating. fingerprint: of the images that it was calibrated on."""
+        return self if fingerprint == self.calibration.fingerprint else replace(self, held_out=None)
+
+
+def require_images(spec: ModelSpec, data: Path | None, count: int, channels: int | None) -> None:
+    """Refuse what can be known before a model is loaded. channels: the model's, None where they are not known yet."""
+    if data is not None:
+        require_source(data)
+        found = count_images(data)
+        if found < count:
+            raise UserError(f"{data} has {found} images, {count} are needed; give more images or lower --images")
+    elif spec.embedded:
+        require_digits("calibration", count)
+    elif channels is not None:
+        require_rgb(channels, spec.name)
+
+
+def choose_images(
+    spec: ModelSpec, data: Path | None, preprocessing: Preprocessing, count: int, seed: int, progress: Progress = silent
+) -> ChosenImages:
+    """`count` images to calibrate on, and others to measure on wherever there are others.
+
+    Those are, in this order: images of `data` that are not calibrated on, the test split of an embedded model, crops of
+    built-in photos that are not calibrated on. A model of other channels with no more images than `count` is measured
+    on what it was calibrated on.
+    """
+    if data is None and not spec.embedded:
+        require_rgb(preprocessing.size[0], spec.name)
+        calibration = built_in_photos(preprocessing, "calibration", count, seed)
+        return ChosenImages(calibration, _held_out_photos(preprocessing, seed), held_out=True)
+    if data is None:
+        calibration = embedded_digits(preprocessing, "calibration", count, seed)
+        return ChosenImages(calibration, embedded_digits(preprocessing, "test"), held_out=True)
+    read = load_images(data, preprocessing, count + MOST_HELD_OUT, seed, count, progress=progress)
+    calibration, others = read.part(slice(count)), read.part(slice(count, None))
+    if len(others) >= LEAST_HELD_OUT:
+        return ChosenImages(calibration, others, held_out=True)
+    if spec.embedded:
+        return ChosenImages(calibration, embedded_digits(preprocessing, "test"), held_out=True)
+    if preprocessing.size[0] == CHANNELS:
+        return ChosenImages(calibration, _held_out_photos(preprocessing, seed), held_out=True)
+    return ChosenImages(calibration, others if len(others) else calibration, held_out=len(others) > 0)
+
+
+def _held_out_photos(preprocessing: Preprocessing, seed: int) -> ImageSet:
+    return built_in_photos(preprocessing, "held out", BUILT_IN_HELD_OUT, seed)
