@@ -3,16 +3,20 @@
     python benchmarks/simulated_accuracy.py methods  --model vit_t deit_t
     python benchmarks/simulated_accuracy.py ablation --model vit_t
     python benchmarks/simulated_accuracy.py methods --rows 2 5 8 --rounds 1 --fold 3 --seed 0 1 2 3
+    python benchmarks/simulated_accuracy.py methods --rows 3 6 --calibrated-on training built-in --seed 0 1 2
 
 Prints one Markdown row as soon as it is measured. Every row is calibrated on the same 32 photos and measured on the
 same validation photos as the float model, all of them and fold by fold: drop is the paired difference in top-1, with
 its standard error. A seed picks the calibration photos and draws the labels; of several, the mean follows, its drop
-with the standard deviation of one seed's. Single choices of all rows can be replaced, as by --weights per-tensor.
+with the standard deviation of one seed's. --calibrated-on takes crops of the built-in photos instead of, or next to, 32
+ImageNet training photos; the seed then also draws which of the built-in photos are used. Single choices of all rows can
+be replaced, as by --weights per-tensor.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -29,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import real_data
 from ptq4vit_onnx.calibration.calibrate import calibrate
 from ptq4vit_onnx.evaluation import metrics
+from ptq4vit_onnx.images.builtin import built_in_photos
 from ptq4vit_onnx.network.load import LoadedModel
 from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.plan.options import BiasCorrection, ChannelMode, Labels, Options, Rounding, Twin, Weights
@@ -36,6 +41,7 @@ from ptq4vit_onnx.runtime import process
 from ptq4vit_onnx.simulation.fake import simulate
 
 Rows = list[tuple[str, Options]]
+SOURCES = ("training", "built-in")  # of the photos to calibrate on
 OVERRIDES: dict[str, Any] = {
     "rounds": None, "labels": typing.get_args(Labels), "weights": typing.get_args(Weights),
     "twin": typing.get_args(Twin), "channels": typing.get_args(ChannelMode), "images": None,
@@ -91,10 +97,17 @@ def scores(logits: Any, reference: Any, labels: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rows_of(name: str, table: Rows, folds: list[int], seeds: list[int], limit: int | None) -> Iterator[tuple[str, ...]]:
+def calibration_images(source: str, model: LoadedModel, count: int, seed: int) -> Any:
+    if source == "built-in":
+        return built_in_photos(model.preprocessing, "calibration", count, seed).images
+    return real_data.calibration_images(model, count, seed).images
+
+
+def rows_of(
+    name: str, table: Rows, sources: list[str], folds: list[int], seeds: list[int], limit: int | None
+) -> Iterator[tuple[str, ...]]:
     model = real_data.load_model(name)
     count = max(options.images for _, options in table)
-    calibration = {seed: real_data.calibration_images(model, count, seed).images for seed in seeds}
     sets = [real_data.validation_images(model, fold, limit) for fold in folds]
     images = np.concatenate([item.images for item in sets])
     labels = np.concatenate([item.labels for item in sets if item.labels is not None])
@@ -102,11 +115,13 @@ def rows_of(name: str, table: Rows, folds: list[int], seeds: list[int], limit: i
     parts = parts_of(folds, [len(item.images) for item in sets])
     for fold, part in parts.items():
         yield (name, "float", "32", fold, "", f"{metrics.top1(reference[part], labels[part]):.1f}", "", "", "", "")
-    for title, options in table:
+    for (method, options), source in itertools.product(table, sources):
+        title = method if source == SOURCES[0] else f"{method}, {source} photos"
         results = []
         for seed in seeds:
             seeded = replace(options, seed=seed)
-            logits, seconds = quantised_logits(model, seeded, calibration[seed], images)
+            calibration = calibration_images(source, model, count, seed)
+            logits, seconds = quantised_logits(model, seeded, calibration, images)
             result = {fold: scores(logits[part], reference[part], labels[part]) for fold, part in parts.items()}
             for fold, values in result.items():
                 about = {"model": name, "method": title, "options": seeded.to_data(), "folds": fold, "seconds": seconds}
@@ -153,6 +168,7 @@ def main() -> None:
     parser.add_argument("--fold", nargs="+", type=int, default=[3, 0])
     parser.add_argument("--limit", type=int, help="photos per fold")
     parser.add_argument("--rows", nargs="+", type=int, help="only these rows of the table, counted from 1")
+    parser.add_argument("--calibrated-on", nargs="+", default=[SOURCES[0]], choices=SOURCES, help="photos (training)")
     for name, choices in OVERRIDES.items():
         parser.add_argument(
             f"--{name.replace('_', '-')}", choices=choices, type=type(getattr(Options, name)), help=INSTEAD
@@ -167,7 +183,7 @@ def main() -> None:
         table = [(f"{title}, {name} {value}", replace(row, **{name: value})) for title, row in table]
     print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER))
     for name in parsed.model:
-        for row in rows_of(name, table, parsed.fold, parsed.seed, parsed.limit):
+        for row in rows_of(name, table, parsed.calibrated_on, parsed.fold, parsed.seed, parsed.limit):
             print("| " + " | ".join(row) + " |", flush=True)
 
 
