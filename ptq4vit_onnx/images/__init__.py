@@ -4,7 +4,9 @@ preprocessing  resize, crop and normalise, as a value that the ONNX file carries
 listing        which files of a folder are images, and their labels
 loading        images of a folder, .npy or .npz, as one array
 stream         the same, a few at a time
-embedded       images that need no files of the user's
+choice         which images an export calibrates on, and which it measures on
+embedded       the handwritten digits of the embedded models
+builtin        photographs that ship with the package, cropped at random
 """
 
-DOORS = ("embedded", "loading", "preprocessing", "stream")  # what other rooms may import
+DOORS = ("builtin", "choice", "embedded", "loading", "preprocessing", "stream")  # what other rooms may import
