@@ -41,7 +41,8 @@ _NOT_ARRAYS = (
 class ImageSet:
     """images: float32 [n, C, H, W], preprocessed. labels: int64 [n], or None where the source has none.
 
-    built_in: crops of the photos that ship with the package. skipped: files that could not be read.
+    built_in: crops of the photos that ship with the package. skipped: files that could not be read. warnings: what is
+    odd about them as images to calibrate on (see inspection).
     """
 
     images: Array
@@ -50,6 +51,7 @@ class ImageSet:
     source: str
     built_in: bool = False
     skipped: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.images)
@@ -159,7 +161,8 @@ def read_images(
 def require_readable(source: Path, readable: int, minimum: int, skipped: Mapping[str, str]) -> None:
     needed = max(minimum, 1)
     if readable < needed:
-        first = f", the first is {next(iter(skipped))}" if skipped else ""
+        file, reason = next(iter(skipped.items()), ("", ""))
+        first = f", the first is {file}: {' '.join(reason.split())}" if skipped else ""
         raise UserError(
             f"{source} has {readable} readable images, {needed} are needed "
             f"({len(skipped)} could not be read{first}); give more images or lower --images"

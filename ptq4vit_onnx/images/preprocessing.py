@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.limits import MAX_SIDE
 
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -19,7 +20,6 @@ _FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-LARGEST_SIDE = 2**14  # of an image, in pixels
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Preprocessing:
             raise UserError(f"interpolation {self.interpolation!r} is not one of {', '.join(_FILTERS)}")
         if self.crop_mode not in ("center", "squash"):
             raise UserError(f"crop mode {self.crop_mode!r} is not supported; expected center or squash")
-        if not all(1 <= side <= LARGEST_SIDE for side in self.size):
+        if not all(1 <= side <= MAX_SIDE for side in self.size):
             raise UserError(f"image size {list(self.size)} is not usable; expected [channels, height, width]")
         if not 0.1 <= self.crop_pct <= 10:  # timm's own are 0.875 to 1.15
             raise UserError(f"crop_pct {self.crop_pct:g} is not usable; expected a share near 1, as 0.9")
@@ -67,7 +67,7 @@ class Preprocessing:
         )
 
     def apply(self, image: Image.Image) -> np.ndarray[Any, Any]:
-        """A PIL image as float32 [channels, height, width]."""
+        """A PIL image as float32 [channels, height, width]; transparency is dropped, as timm's loader does."""
         image = _eight_bits(image).convert("L" if self.size[0] == 1 else "RGB")
         pixels = np.asarray(self._crop(self._resize(image)), np.float32) / np.float32(255)
         pixels = pixels.reshape(self.size[1], self.size[2], self.size[0])
@@ -76,7 +76,10 @@ class Preprocessing:
 
     def _resize(self, image: Image.Image) -> Image.Image:
         height, width = (math.floor(side / self.crop_pct) for side in self.size[1:])
-        if self.crop_mode == "center":
+        if self.crop_mode == "center" and height != width:  # timm: the image covers the target, its sides rounded
+            ratio = min(image.width / width, image.height / height)
+            width, height = round(image.width / ratio), round(image.height / ratio)
+        elif self.crop_mode == "center":
             short = height  # timm: a square target resizes the short side and keeps the aspect ratio
             if image.width <= image.height:
                 width, height = short, int(short * image.height / image.width)
@@ -91,14 +94,23 @@ class Preprocessing:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Grey of 16 bits, scaled to 8; Pillow's own conversion makes everything above 255 white.
+    """Grey of 16 bits or of floats, scaled to 8; Pillow's own conversion clips it to white or black.
 
-    Mode I has room for 32 bits and is what Pillow opens some files of 16 bits as; values beyond those are refused,
-    since nobody knows their scale.
+    Mode I has room for 32 bits and is what Pillow opens some files of 16 bits as. Floats are 0 to 1 or 0 to 255. Values
+    beyond those are refused, since nobody knows their scale. Other modes are left to Pillow.
     """
+    if image.mode == "F":
+        return _from_floats(np.asarray(image))
     if image.mode != "I" and not image.mode.startswith("I;16"):
         return image
     values = np.asarray(image).astype(np.int64)
     if values.min() < 0 or values.max() > 65535:
         raise ValueError(f"its pixels reach from {values.min()} to {values.max()}, expected 16 bits, 0 to 65535")
     return Image.fromarray(np.round(values / 257).astype(np.uint8))
+
+
+def _from_floats(values: np.ndarray[Any, Any]) -> Image.Image:
+    low, high = values.min(), values.max()
+    if not (low >= 0 and high <= 255):  # also where one is not a number
+        raise ValueError(f"its float pixels reach from {low:g} to {high:g}, expected 0 to 1 or 0 to 255")
+    return Image.fromarray(np.round(values * 255 if high <= 1 else values).astype(np.uint8))

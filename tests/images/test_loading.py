@@ -104,6 +104,11 @@ def test_too_few_readable_images_are_refused_with_the_first_bad_one(folder: Path
     assert "05.png" in message and "lower --images" in message
 
 
+def test_too_few_images_of_a_usable_range_are_refused_with_the_reason(tmp_path: Path) -> None:
+    Image.fromarray(np.full((8, 8), -3, np.float32)).save(tmp_path / "depth.tif")
+    assert "depth.tif: its float pixels reach from -3 to -3, expected 0 to 1 or 0 to 255" in refusal(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["absent", "empty", "text.txt"])
 def test_a_source_without_images_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()

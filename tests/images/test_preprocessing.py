@@ -82,6 +82,47 @@ def test_grey_of_wider_pixels_is_taken_as_sixteen_bits_or_refused() -> None:
             GREY.apply(Image.fromarray(wrong))
 
 
+@pytest.mark.parametrize("highest", [1.0, 255.0])
+@pytest.mark.parametrize("rule", [RULES["squash"], GREY], ids=["RGB", "grey"])
+def test_grey_of_floats_is_scaled_by_its_range(rule: Preprocessing, highest: float, tmp_path: Path) -> None:
+    eight = np.asarray(picture(224, 224, "L"))
+    Image.fromarray((eight / 255 * highest).astype(np.float32)).save(tmp_path / "float.tif")
+    with Image.open(tmp_path / "float.tif") as stored:
+        assert stored.mode == "F"
+        assert np.array_equal(rule.apply(stored), rule.apply(Image.fromarray(eight)))
+
+
+@pytest.mark.parametrize("wrong", [-1.0, 4095.0, float("nan"), float("inf")])
+def test_grey_of_floats_in_another_range_is_refused_and_never_black(wrong: float) -> None:
+    values = np.full((32, 32), 0.5, np.float32)
+    values[3, 4] = wrong
+    with pytest.raises(ValueError, match=f"float pixels reach from .*{wrong:g}.*, expected 0 to 1 or 0 to 255"):
+        GREY.apply(Image.fromarray(values))
+
+
+def test_transparency_is_dropped_and_the_colour_below_it_kept() -> None:
+    image = picture(224, 224)
+    clear = image.copy()
+    clear.putalpha(0)
+    palette = Image.new("P", (224, 224), 1)
+    palette.putpalette([0, 0, 0, 200, 10, 30])
+    palette.info["transparency"] = 1
+    assert np.array_equal(RULES["squash"].apply(clear), RULES["squash"].apply(image))
+    assert np.array_equal(
+        RULES["squash"].apply(palette), RULES["squash"].apply(Image.new("RGB", (224, 224), (200, 10, 30)))
+    )
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("target", [(192, 320), (320, 192)])
+def test_images_that_are_not_square_equal_timms_transform_bit_for_bit(
+    target: tuple[int, int], size: tuple[int, int]
+) -> None:
+    """Bilinear only: for targets that are not square timm forgets the filter of the model."""
+    rule, image = Preprocessing((3, *target), 0.9, "center", "bilinear", MEAN, STD), picture(*size)
+    assert np.array_equal(rule.apply(image), by_timm(rule, image))
+
+
 def test_each_model_brings_the_rule_timm_would_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all specs, from timm's own table of its tags; building the larger ones would take minutes."""
     timm = import_timm()
