@@ -7,17 +7,23 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.limits import MAX_BATCH, require_whole
+from ptq4vit_onnx.limits import MAX_BATCH, MAX_SIDE, require_whole
 from ptq4vit_onnx.models.specs import DEFAULT
 from ptq4vit_onnx.plan.options import Options, Preset
 
 AnyPath: TypeAlias = str | Path
+ImageSize: TypeAlias = tuple[int, int]  # height and width, in pixels
+AnySize: TypeAlias = int | str | ImageSize
+IMG_SIZE = "img_size"  # a plan's options have it where the images are not of the model's own size
 _NEXT_TO_PLAN = ("images", "seed")  # options that a plan does not decide
 
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What the user asked for. output None: ./MODEL_wKaK. batch None: dynamic. plan: skip calibration."""
+    """What the user asked for. output None: ./MODEL_wKaK. batch None: dynamic. plan: skip calibration.
+
+    img_size None: the model's own. force_data: calibrate also on images that are all equal or of one colour.
+    """
 
     model: str = DEFAULT
     options: Options = field(default_factory=Options)
@@ -28,6 +34,8 @@ class ExportRequest:
     plan: Path | None = None
     batch: int | None = None
     force: bool = False
+    img_size: ImageSize | None = None
+    force_data: bool = False
 
     def __post_init__(self) -> None:
         if self.batch is not None:
@@ -36,8 +44,9 @@ class ExportRequest:
     @property
     def folder(self) -> Path:
         safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in self.model)
+        size = "" if self.img_size is None else f"_{size_text(self.img_size)}px"
         mark = "_random" if self.random_weights else ""
-        return self.output or Path(f"{safe}{mark}_{self.options.label}")
+        return self.output or Path(f"{safe}{size}{mark}_{self.options.label}")
 
 
 def resolve_request(
@@ -53,6 +62,8 @@ def resolve_request(
     plan: AnyPath | None = None,
     batch: int | None = None,
     force: bool = False,
+    img_size: AnySize | None = None,
+    force_data: bool = False,
     method: Preset | None = None,
     **options: Any,
 ) -> ExportRequest:
@@ -62,8 +73,25 @@ def resolve_request(
         _refuse_next_to_plan({**widths, "method": method, **options})
     resolved = Options.resolve("ptq4vit" if method is None else method, **widths, **options)
     return ExportRequest(
-        model, resolved, _path(output), _path(checkpoint), random_weights, _path(data), _path(plan), batch, force
+        model, resolved, _path(output), _path(checkpoint), random_weights, _path(data), _path(plan), batch, force,
+        None if img_size is None else parse_size(img_size), force_data,
     )  # fmt: skip
+
+
+def parse_size(size: AnySize) -> ImageSize:
+    """384, "384", "256x384" or (256, 384) -> height and width."""
+    parts: list[Any] = list(size) if isinstance(size, (tuple, list)) else [size]
+    if isinstance(size, str):
+        parts = [int(part) if part.isdecimal() and len(part) < 9 else part for part in size.lower().split("x")]
+    sides = parts * 2 if len(parts) == 1 else parts
+    if len(sides) != 2 or not all(type(side) is int and 1 <= side <= MAX_SIDE for side in sides):
+        raise UserError(f"img-size is {size!r}; expected pixels as 384 or, height first, 256x384, at most {MAX_SIDE}")
+    return sides[0], sides[1]
+
+
+def size_text(size: ImageSize) -> str:
+    """(384, 384) -> "384", (256, 384) -> "256x384"."""
+    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
 
 
 def _refuse_next_to_plan(options: dict[str, Any]) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptq4vit_onnx.errors import UserError, one_line
+from ptq4vit_onnx.request import size_text
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
@@ -85,6 +89,50 @@ def load_state(module: nn.Module, state: dict[str, Any], path: Path, name: str) 
     broken = [key for key, value in module.state_dict().items() if not value.isfinite().all()]
     if broken:
         raise UserError(f"checkpoint {path} holds NaN or infinite weights: {_listed('in', broken)}")
+
+
+def resampled_tables(module: nn.Module, before: Mapping[str, torch.Tensor]) -> str:
+    """A sentence if position tables of the module are resampled ones; "" if none is.
+
+    before: the weights that were loaded, before timm converted them.
+    """
+    for key, table in module.state_dict().items():
+        if key not in before or before[key].shape == table.shape:
+            continue
+        owner: Any = module.get_submodule(key.rpartition(".")[0])
+        if key == "pos_embed" and hasattr(getattr(module, "patch_embed", None), "grid_size"):
+            return _resampled_positions(module, before[key].shape)
+        if key.endswith("relative_position_bias_table") and hasattr(owner, "window_size"):
+            return _resampled_windows(module, len(before[key]), owner.window_size)
+        if key.endswith(("pos_embed", "relative_position_bias_table")):
+            return f"{key} resampled from {list(before[key].shape)} to {list(table.shape)}, for images of another size"
+    return ""
+
+
+def _resampled_positions(module: Any, shape: Sequence[int]) -> str:
+    """Of a table [1, prefix + height * width, channels], whose image was square."""
+    prefix = 0 if getattr(module, "no_embed_class", False) else getattr(module, "num_prefix_tokens", 1)
+    side = math.isqrt(max(math.prod(shape[1:-1]) - prefix, 0))
+    grid = _by(module.patch_embed.grid_size)
+    return f"position table resampled from {side} x {side} to {grid}; {_trained_at(module, side)}"
+
+
+def _resampled_windows(module: Any, entries: int, window: Sequence[int]) -> str:
+    """Of tables with an entry for each of (2 side - 1) squared offsets, in BEiT and three for its class token."""
+    side = (math.isqrt(entries) + 1) // 2
+    said = f"relative position tables resampled from windows of {side} x {side} to {_by(window)}; "
+    if tuple(window) == tuple(getattr(module.patch_embed, "grid_size", ())):
+        return said + _trained_at(module, side)
+    return said + f"if timm has the architecture with windows of {side} x {side}, give that as --model"
+
+
+def _trained_at(module: Any, side: int) -> str:
+    size = (side * module.patch_embed.patch_size[0], side * module.patch_embed.patch_size[1])
+    return f"--img-size {size_text(size)} is the size that the weights were trained at"
+
+
+def _by(sides: Sequence[int]) -> str:
+    return " x ".join(map(str, sides))
 
 
 def _require_match(name: str, path: Path, module: nn.Module, state: dict[str, Any]) -> None:

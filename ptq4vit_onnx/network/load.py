@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import socket
@@ -17,20 +18,26 @@ from typing import TYPE_CHECKING, Any, Literal
 from ptq4vit_onnx.errors import UserError, one_line
 from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.models.specs import ModelSpec, find, unknown_model
-from ptq4vit_onnx.network.checkpoints import classes_in, load_state, read_state
+from ptq4vit_onnx.network.checkpoints import classes_in, load_state, read_state, resampled_tables
 from ptq4vit_onnx.network.timm_compat import import_timm
+from ptq4vit_onnx.request import ImageSize
 from ptq4vit_onnx.runtime.quiet import quiet_logging
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
+logger = logging.getLogger(__name__)
 Origin = Literal["pretrained", "checkpoint", "embedded", "random"]
 _HUB_TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that is ready to be calibrated: unfused, in eval mode. fingerprint: identifies its weights."""
+    """A model that is ready to be calibrated: unfused, in eval mode. fingerprint: identifies its weights.
+
+    resampled: a sentence, where the weights are for another image size.
+    """
 
     name: str
     module: nn.Module
@@ -38,6 +45,7 @@ class LoadedModel:
     origin: Origin
     fingerprint: str
     classes: int
+    resampled: str = ""
 
     @property
     def is_random(self) -> bool:
@@ -82,33 +90,46 @@ def _timm_config(spec: ModelSpec) -> Any:
         return None
 
 
-def load(spec: ModelSpec, checkpoint: Path | None = None, random_weights: bool = False, seed: int = 0) -> LoadedModel:
+def load(
+    spec: ModelSpec,
+    checkpoint: Path | None = None,
+    random_weights: bool = False,
+    seed: int = 0,
+    img_size: ImageSize | None = None,
+) -> LoadedModel:
     """Build the model and give it weights; a UserError says which other ways there are to get weights.
 
-    seed: of random weights. torch's global random generator is as before.
+    seed: of random weights. torch's global random generator is as before. img_size: of the images, instead of the
+    model's own; a model that cannot take it is refused before its weights are fetched.
     """
     if checkpoint is not None and random_weights:
         raise UserError("--checkpoint and --random-weights exclude each other; give one of them")
+    if spec.embedded and img_size is not None:
+        raise UserError(f"{spec.name} takes images of {spec.size} x {spec.size} pixels only; leave --img-size out")
     import torch
 
     with torch.random.fork_rng(devices=[]):  # every constructor draws weights, also where they are replaced
-        module, origin = _with_weights(spec, checkpoint, random_weights, seed)
-    return _finish(spec, module, origin)
+        module, origin, resampled = _with_weights(spec, checkpoint, random_weights, seed, img_size)
+    if resampled:
+        logger.warning("%s", resampled)
+    return _finish(spec, module, origin, resampled, img_size)
 
 
 def _with_weights(
-    spec: ModelSpec, checkpoint: Path | None, random_weights: bool, seed: int
-) -> tuple[nn.Module, Origin]:
+    spec: ModelSpec, checkpoint: Path | None, random_weights: bool, seed: int, img_size: ImageSize | None
+) -> tuple[nn.Module, Origin, str]:
     if checkpoint is not None:
-        return _from_checkpoint(spec, checkpoint), "checkpoint"
+        return _from_checkpoint(spec, checkpoint, img_size, "checkpoint")
     if random_weights:
-        return _random(spec, seed), "random"
+        return _random(spec, seed, img_size), "random", ""
     if spec.checkpoint is not None:
-        return _from_checkpoint(spec, spec.checkpoint), "embedded"
-    return _pretrained(spec), "pretrained"
+        return _from_checkpoint(spec, spec.checkpoint, img_size, "embedded")
+    return _pretrained(spec, img_size)
 
 
-def _finish(spec: ModelSpec, module: nn.Module, origin: Origin) -> LoadedModel:
+def _finish(
+    spec: ModelSpec, module: nn.Module, origin: Origin, resampled: str, img_size: ImageSize | None
+) -> LoadedModel:
     from ptq4vit_onnx.network.discovery import unfuse_attention
 
     module.eval().requires_grad_(False)
@@ -116,15 +137,16 @@ def _finish(spec: ModelSpec, module: nn.Module, origin: Origin) -> LoadedModel:
     classes = int(getattr(module, "num_classes", 0))
     if classes <= 0:
         raise _no_classifier(spec)
-    return LoadedModel(spec.name, module, preprocessing_of(spec, module), origin, fingerprint_of(module), classes)
+    rule = preprocessing_of(spec, module, img_size)
+    return LoadedModel(spec.name, module, rule, origin, fingerprint_of(module), classes, resampled)
 
 
 def _no_classifier(spec: ModelSpec) -> UserError:
     return UserError(f"{spec.name} has no classifier head; only image classification models can be quantised")
 
 
-def build(spec: ModelSpec, classes: int | None = None) -> nn.Module:
-    """The architecture, with the weights that its constructor draws."""
+def build(spec: ModelSpec, classes: int | None = None, img_size: ImageSize | None = None) -> nn.Module:
+    """The architecture, with the weights that its constructor draws; refuses a size of images that it cannot take."""
     timm = import_timm()
     if spec.embedded:
         from ptq4vit_onnx.models import digits_arch
@@ -136,29 +158,57 @@ def build(spec: ModelSpec, classes: int | None = None) -> nn.Module:
         from timm.models.swin_transformer import SwinTransformer
 
         return SwinTransformer(**digits_arch.SWIN_DIGITS)  # type: ignore[no-any-return]
-    options = {} if classes is None else {"num_classes": classes}
+    given = {"num_classes": classes, "img_size": img_size}
+    options = {name: value for name, value in given.items() if value is not None}
     try:
         with _preferring_cache() if ":" in spec.timm else nullcontext():  # an hf-hub address: the hub configures it
-            return timm.create_model(spec.timm, pretrained=False, **options)  # type: ignore[no-any-return]
-    except (RuntimeError, OSError, ValueError, TypeError) as error:
-        raise UserError(f"timm cannot build {spec.timm!r}: {one_line(error)}") from error
+            module: nn.Module = timm.create_model(spec.timm, pretrained=False, **options)
+            if img_size is not None:
+                _require_takes(module, img_size)
+            return module
+    except (RuntimeError, OSError, ValueError, TypeError, AssertionError) as error:
+        if img_size is None:
+            raise UserError(f"timm cannot build {spec.timm!r}: {one_line(error)}") from error
+        raise UserError(
+            f"timm cannot build {spec.timm!r} for images of {img_size[0]} x {img_size[1]} pixels: {one_line(error)}; "
+            "leave --img-size out or give another"
+        ) from error
 
 
-def _random(spec: ModelSpec, seed: int) -> nn.Module:
+def _require_takes(module: nn.Module, img_size: ImageSize) -> None:
+    """Refuse a size that a model was built for but cannot run with, or whose last pixels it would not read."""
+    import torch
+
+    patch = getattr(getattr(module, "patch_embed", None), "patch_size", (1, 1))
+    if any(side % step for side, step in zip(img_size, patch, strict=True)):
+        raise ValueError(f"its patches are of {patch[0]} x {patch[1]} pixels, expected multiples of that")
+    was_training = module.training
+    with torch.no_grad():
+        module.eval()(torch.zeros(1, getattr(module, "in_chans", 3), *img_size))
+    module.train(was_training)
+
+
+def _random(spec: ModelSpec, seed: int, img_size: ImageSize | None) -> nn.Module:
     import torch
 
     torch.default_generator.manual_seed(seed)  # the CPU's, which `load` restores; torch.manual_seed seeds all devices
-    return build(spec)
+    return build(spec, None, img_size)
 
 
-def _pretrained(spec: ModelSpec) -> nn.Module:
+def _pretrained(spec: ModelSpec, img_size: ImageSize | None) -> tuple[nn.Module, Origin, str]:
     timm = import_timm()
     config = _timm_config(spec)
     if config is not None and config.num_classes <= 0:
         raise _no_classifier(spec)  # before hundreds of megabytes are fetched
+    options: dict[str, ImageSize] = {}
+    own: dict[str, torch.Tensor] = {}
+    if img_size is not None:
+        build(spec, None, img_size)  # refuses, before anything is fetched
+        options, own = {"img_size": img_size}, build(spec).state_dict()
     try:
         with _preferring_cache():
-            return timm.create_model(spec.timm, pretrained=True)  # type: ignore[no-any-return]
+            module: nn.Module = timm.create_model(spec.timm, pretrained=True, **options)
+            return module, "pretrained", resampled_tables(module, own)
     except (OSError, ValueError) as error:
         raise UserError(
             f"no weights for {spec.name}: the hub did not serve {spec.timm} ({type(error).__name__}); "
@@ -210,15 +260,17 @@ def _hub_reachable() -> bool:
     return True
 
 
-def _from_checkpoint(spec: ModelSpec, path: Path) -> nn.Module:
+def _from_checkpoint(
+    spec: ModelSpec, path: Path, img_size: ImageSize | None, origin: Origin
+) -> tuple[nn.Module, Origin, str]:
     state = read_state(path)
-    module = build(spec, classes_in(state))
+    module = build(spec, classes_in(state), img_size)
     load_state(module, state, path, spec.name)
-    return module
+    return module, origin, resampled_tables(module, state)
 
 
-def preprocessing_of(spec: ModelSpec, module: nn.Module) -> Preprocessing:
-    """The model's evaluation transform, as timm has it."""
+def preprocessing_of(spec: ModelSpec, module: nn.Module, img_size: ImageSize | None = None) -> Preprocessing:
+    """The model's evaluation transform, as timm has it, for images of another size where one is given."""
     if spec.embedded:
         from ptq4vit_onnx.models import digits_arch as digits
 
@@ -229,7 +281,8 @@ def preprocessing_of(spec: ModelSpec, module: nn.Module) -> Preprocessing:
     from timm.data import resolve_model_data_config
 
     config = resolve_model_data_config(module)
-    return Preprocessing.from_data({**config, "size": config["input_size"]})
+    size = config["input_size"] if img_size is None else (config["input_size"][0], *img_size)
+    return Preprocessing.from_data({**config, "size": size})
 
 
 def fingerprint_of(module: nn.Module) -> str:

@@ -15,6 +15,7 @@ from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.plan_json import read_plan
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.plan.sites import Site
+from ptq4vit_onnx.request import IMG_SIZE, ImageSize, parse_size, size_text
 
 
 def load_plan(path: Path, spec: ModelSpec) -> ScalePlan:
@@ -34,6 +35,16 @@ def options_of(plan: ScalePlan) -> Options:
         return Options(**{name: value for name, value in plan.options.items() if name in known})
     except (TypeError, ValueError) as error:
         raise UserError(f"the plan's options are not usable: {error}; calibrate again") from error
+
+
+def size_of(plan: ScalePlan, asked: ImageSize | None) -> ImageSize | None:
+    """The size of images that a plan was made for, None for the model's own; refuses to apply it to another."""
+    text = plan.options.get(IMG_SIZE)
+    planned = None if text is None else parse_size(text)
+    if asked is not None and asked != planned:
+        made_for = "the model's own image size" if planned is None else f"--img-size {size_text(planned)}"
+        raise UserError(f"the plan was made for {made_for}, not for {size_text(asked)}; leave --img-size out")
+    return planned
 
 
 def require_plan_fits(plan: ScalePlan, model: LoadedModel, sites: list[Site]) -> None:

@@ -15,12 +15,13 @@ from safetensors.torch import save_file
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.models.specs import DIGITS_FOLDER, ModelSpec
-from ptq4vit_onnx.network.checkpoints import read_state
+from ptq4vit_onnx.network.checkpoints import load_state, read_state, resampled_tables
 from ptq4vit_onnx.network.load import load, resolve
 from ptq4vit_onnx.network.timm_compat import import_timm
 
 WEIGHTS = DIGITS_FOLDER / "vit_digits.safetensors"
 TINY = ModelSpec("tiny", "vit_tiny_patch16_224", 224, "a small one")
+TRAINED = "the weights were trained at"
 State = dict[str, torch.Tensor]
 
 
@@ -42,6 +43,13 @@ def refusal(path: Path, name: str = "vit_digits") -> str:
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
     return str(caught.value)
+
+
+def said_resampled(caplog: pytest.LogCaptureFixture) -> str:
+    """The one warning that was logged."""
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    return record.getMessage()
 
 
 def saved(path: Path, data: Any) -> Path:
@@ -179,7 +187,7 @@ def test_half_precision_weights_load_as_float32(state: State, tmp_path: Path) ->
 
 
 def test_position_embeddings_of_another_image_size_are_resampled_as_timm_does(
-    tiny_state: State, tmp_path: Path
+    tiny_state: State, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     timm = import_timm()
     larger = timm.create_model("vit_tiny_patch16_384", pretrained=False)
@@ -188,9 +196,70 @@ def test_position_embeddings_of_another_image_size_are_resampled_as_timm_does(
     loaded = load(TINY, path).module.state_dict()
     assert larger.pos_embed.shape[1] == 577
     assert loaded["pos_embed"].shape == tiny_state["pos_embed"].shape
+    assert (
+        said_resampled(caplog)
+        == "position table resampled from 24 x 24 to 14 x 14; --img-size 384 is the size that " + TRAINED
+    )
     expected = timm.layers.resample_abs_pos_embed(larger.pos_embed.detach(), [14, 14])
     assert torch.equal(loaded["pos_embed"], expected)
     assert torch.equal(loaded["blocks.3.attn.qkv.weight"], larger.state_dict()["blocks.3.attn.qkv.weight"])
+
+
+def test_a_checkpoint_of_the_size_asked_for_is_loaded_as_it_is(
+    tiny_state: State, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    larger = import_timm().create_model("vit_tiny_patch16_384", pretrained=False).state_dict()
+    loaded = load(TINY, saved(tmp_path / "larger.pth", larger), img_size=(384, 384))
+    assert torch.equal(loaded.module.state_dict()["pos_embed"], larger["pos_embed"])
+    assert (loaded.preprocessing.size, loaded.resampled) == ((3, 384, 384), "")
+    same = load(TINY, saved(tmp_path / "same.pth", tiny_state))
+    assert (same.preprocessing.size, same.resampled) == ((3, 224, 224), "")
+    assert not caplog.records
+
+
+def test_a_checkpoint_smaller_than_the_size_asked_for_is_resampled_and_said_to_be(
+    tiny_state: State, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = load(TINY, saved(tmp_path / "tiny.pth", tiny_state), img_size=(160, 256))
+    assert loaded.module.state_dict()["pos_embed"].shape == (1, 1 + 10 * 16, 192)
+    assert (
+        loaded.resampled
+        == "position table resampled from 14 x 14 to 10 x 16; --img-size 224 is the size that " + TRAINED
+    )
+    assert said_resampled(caplog) == loaded.resampled
+
+
+def test_relative_position_tables_of_other_windows_are_said_to_be_resampled(tmp_path: Path) -> None:
+    timm = import_timm()
+    small = {"embed_dim": 12, "depths": (1, 1), "num_heads": (1, 1), "num_classes": 10}
+    wide = timm.models.swin_transformer.SwinTransformer(img_size=96, window_size=12, **small)
+    narrow = timm.models.swin_transformer.SwinTransformer(img_size=56, window_size=7, **small)
+    before = wide.state_dict()
+    load_state(narrow, before, tmp_path / "wide.pth", "swin")
+    assert resampled_tables(narrow, before) == (
+        "relative position tables resampled from windows of 12 x 12 to 7 x 7; if timm has the architecture with "
+        "windows of 12 x 12, give that as --model"
+    )
+    assert resampled_tables(wide, before) == ""
+
+
+def test_relative_position_tables_of_the_whole_image_name_its_size(tmp_path: Path) -> None:
+    timm = import_timm()
+    options = {"embed_dim": 12, "depth": 1, "num_heads": 1, "num_classes": 10, "use_rel_pos_bias": True}
+    large, small = (timm.models.beit.Beit(img_size=size, use_abs_pos_emb=False, **options) for size in (64, 48))
+    before = large.state_dict()
+    load_state(small, before, tmp_path / "large.pth", "beit")
+    assert resampled_tables(small, before) == (
+        "relative position tables resampled from windows of 4 x 4 to 3 x 3; --img-size 64 is the size that " + TRAINED
+    )
+
+
+def test_a_resampled_table_of_an_unknown_kind_is_said_by_its_shapes() -> None:
+    module = torch.nn.Module()
+    module.pos_embed = torch.nn.Parameter(torch.zeros(1, 4, 4, 8))
+    assert resampled_tables(module, {"pos_embed": torch.zeros(1, 6, 6, 8)}) == (
+        "pos_embed resampled from [1, 6, 6, 8] to [1, 4, 4, 8], for images of another size"
+    )
 
 
 def test_a_checkpoint_brings_its_own_number_of_classes(tiny_state: State, tmp_path: Path) -> None:

@@ -44,6 +44,44 @@ def test_channels_are_known_before_the_weights_where_timm_knows_the_model(name: 
     assert channels_of(resolve(name)) == channels
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "said"),
+    [
+        ("vit_digits", (64, 64), "vit_digits takes images of 32 x 32 pixels only; leave --img-size out"),
+        ("resnet18", (256, 256), "timm cannot build 'resnet18' for images of 256 x 256 pixels: .*'img_size'; leave"),
+        ("vit_tiny_patch16_224", (225, 240), "225 x 240 pixels: its patches are of 16 x 16 pixels, expected multiples"),
+        ("crossvit_tiny_240", (320, 320), "'crossvit_tiny_240' for images of 320 x 320 pixels: .*; leave --img-size"),
+    ],
+)
+def test_a_model_that_cannot_take_the_image_size_is_refused_before_weights_are_fetched(
+    name: str, size: tuple[int, int], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch() -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr(loading, "_preferring_cache", fetch)
+    with pytest.raises(UserError, match=said) as caught:
+        load(resolve(name), img_size=size)
+    assert "\n" not in str(caught.value)
+
+
+def test_pretrained_weights_for_another_image_size_are_said_to_be_resampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = import_timm()
+    create, asked = timm.create_model, []
+
+    def served(name: str, pretrained: bool, **options: Any) -> Any:
+        asked.append((pretrained, options))
+        return create(name, pretrained=False, **options)
+
+    monkeypatch.setattr(loading, "_hub_reachable", lambda: True)
+    monkeypatch.setattr(timm, "create_model", served)
+    model = load(TINY, img_size=(160, 160))
+    assert asked[-1] == (True, {"img_size": (160, 160)})
+    assert (model.origin, model.preprocessing.size) == ("pretrained", (3, 160, 160))
+    assert model.resampled.startswith("position table resampled from 14 x 14 to 10 x 10; --img-size 224 ")
+    assert load(TINY, random_weights=True, img_size=(160, 160)).resampled == "", "nothing was trained"
+
+
 def pretrained_refusal(monkeypatch: pytest.MonkeyPatch, error: Exception, reachable: bool = False) -> str:
     from huggingface_hub import constants
 
