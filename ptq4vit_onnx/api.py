@@ -19,7 +19,7 @@ from ptq4vit_onnx.models.specs import DEFAULT
 from ptq4vit_onnx.plan.options import Preset
 from ptq4vit_onnx.progress import Progress, silent
 from ptq4vit_onnx.proof.parity_gate import Check, Limits, ParityResult, check_files
-from ptq4vit_onnx.request import AnyPath, resolve_request
+from ptq4vit_onnx.request import AnyPath, AnySize, resolve_request
 
 if TYPE_CHECKING:
     from ptq4vit_onnx.report.data import Report
@@ -40,6 +40,8 @@ def export(
     plan: AnyPath | None = None,
     batch: int | None = None,
     force: bool = False,
+    img_size: AnySize | None = None,
+    force_data: bool = False,
     method: Preset | None = None,
     progress: Progress = silent,
     **options: Any,
@@ -49,7 +51,9 @@ def export(
     model: a name of `ptq4vit-onnx models`, or a timm name. bits: of weights and activations (8). data: images to
     calibrate on, and others of them to measure on; without it, crops of photos that ship with the package, and the
     embedded models have their own. output: a folder (./MODEL_wKaK). plan: a plan.json that is applied
-    instead of calibrating; it decides the bits, the method and most options. method: "ptq4vit" (the default), exactly
+    instead of calibrating; it decides the bits, the method and most options. img_size: of the images, 384 or (height,
+    width); the position table is resampled to it. force_data: calibrate also on images that are all equal or of one
+    colour, which is an error otherwise. method: "ptq4vit" (the default), exactly
     as published ("paper"), or the paper's Base PTQ ("base"). options: fields of ptq4vit_onnx.plan.options.Options,
     e.g. images=32, seed=0. The report's `to_data()` is what report.json holds.
 
@@ -62,8 +66,8 @@ def export(
 
     request = resolve_request(
         model, bits, weight_bits=weight_bits, activation_bits=activation_bits, data=data, output=output,
-        checkpoint=checkpoint, random_weights=random_weights, plan=plan, batch=batch, force=force, method=method,
-        **options,
+        checkpoint=checkpoint, random_weights=random_weights, plan=plan, batch=batch, force=force, img_size=img_size,
+        force_data=force_data, method=method, **options,
     )  # fmt: skip
     return run(request, progress)
 

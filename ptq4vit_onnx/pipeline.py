@@ -17,9 +17,10 @@ from ptq4vit_onnx.files.outputs import require_free, require_outside, whole_fold
 from ptq4vit_onnx.files.provenance import versions
 from ptq4vit_onnx.graph.model_proto import save_model
 from ptq4vit_onnx.images.choice import ChosenImages, choose_images, require_images
+from ptq4vit_onnx.images.inspection import inspect_images, require_usable
 from ptq4vit_onnx.images.loading import ImageSet
 from ptq4vit_onnx.network.load import LoadedModel, channels_of, load, resolve
-from ptq4vit_onnx.network.plan_fit import load_plan, options_of, require_channels_fold, require_plan_fits
+from ptq4vit_onnx.network.plan_fit import load_plan, options_of, require_channels_fold, require_plan_fits, size_of
 from ptq4vit_onnx.plan.evidence import SiteEvidence
 from ptq4vit_onnx.plan.plan_json import write_plan
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
@@ -27,7 +28,7 @@ from ptq4vit_onnx.progress import Progress, Sized, silent
 from ptq4vit_onnx.proof.float_parity import float_parity
 from ptq4vit_onnx.report.data import FileSizes, Inputs, Report
 from ptq4vit_onnx.report.page import render
-from ptq4vit_onnx.request import ExportRequest
+from ptq4vit_onnx.request import IMG_SIZE, ExportRequest, size_text
 from ptq4vit_onnx.runtime import process
 
 Array = np.ndarray[Any, Any]
@@ -44,16 +45,18 @@ def _export(request: ExportRequest, progress: Progress) -> Report:
     spec = resolve(request.model)
     known_plan = None if request.plan is None else load_plan(request.plan, spec)
     if known_plan is not None:
-        request = replace(request, options=options_of(known_plan))
+        request = replace(request, options=options_of(known_plan), img_size=size_of(known_plan, request.img_size))
     require_outside(request.folder, {"--data": request.data, "--checkpoint": request.checkpoint})
     require_free(request.folder, request.force)
     options = request.options
     require_images(spec, request.data, options.images, channels_of(spec) if request.data is None else None)
     clock = _Clock()
     with clock("load"):
-        model = load(spec, request.checkpoint, request.random_weights, options.seed)
+        model = load(spec, request.checkpoint, request.random_weights, options.seed, request.img_size)
         images = choose_images(spec, request.data, model.preprocessing, options.images, options.seed, progress)
         images = images.for_plan(known_plan.images) if known_plan else images
+        findings = inspect_images(images.calibration.images, model.preprocessing)
+        images = images.with_warnings(require_usable(findings, request.force_data or known_plan is not None))
     with whole_folder(request.folder, request.force) as staging:
         report = _run(request, model, images, known_plan, staging, clock, progress)
     _journal_path(request).unlink(missing_ok=True)  # only here: an export that failed later resumes as well
@@ -135,6 +138,8 @@ def make_plan(
 
     found = calibrate(progress(Sized(tape, len(order)), "calibrating"), options, known, keep)
     settings = {**options.to_data(), "weights_from": model.origin, "images_from": _images_from(images)}
+    if request.img_size is not None:
+        settings[IMG_SIZE] = size_text(request.img_size)
     sites = {name: found[name] for name in order}
     return ScalePlan(model.name, model.fingerprint, images.fingerprint, settings, versions(), sites), evidence
 

@@ -77,6 +77,8 @@ def test_the_command_line_and_python_ask_for_the_same(monkeypatch: pytest.Monkey
         ("--paper --seed 3 --batch 2", {"method": "paper", "seed": 3, "batch": 2}),
         ("--method base --metric mse", {"method": "base", "metric": "mse"}),
         ("--plan p.json --images 7 --force", {"plan": "p.json", "images": 7, "force": True}),
+        ("--img-size 256x384 --force-data", {"img_size": (256, 384), "force_data": True}),
+        ("--img-size 384", {"img_size": 384}),
     ]
     for typed, given in cases:
         assert main(["export", *typed.split()]) == 0
@@ -116,6 +118,12 @@ def test_a_wrong_method_or_width_is_the_callers_mistake() -> None:
         ({"alpha": "0"}, "alpha '0' and beta 1.2 are not numbers"),
         ({"beta": float("nan")}, "beta nan"),
         ({"rounding": "up"}, "rounding is 'up'; expected one of diffused, nearest"),
+        ({"img_size": 0}, "img-size is 0; expected pixels as 384 or, height first, 256x384, at most 16384"),
+        ({"img_size": "256x"}, "img-size is '256x'"),
+        ({"img_size": (1, 2, 3)}, r"img-size is \(1, 2, 3\)"),
+        ({"img_size": 2.5}, "img-size is 2.5"),
+        ({"img_size": True}, "img-size is True"),
+        ({"img_size": "9" * 50}, "img-size is '99"),
         ({"bias_correction": "yes"}, "bias_correction is 'yes'; expected one of auto, always, none"),
     ],
     ids=str,

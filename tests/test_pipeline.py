@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 from ptq4vit_onnx import pipeline
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.files.outputs import EXPORT_FILES
+from ptq4vit_onnx.graph.model_file import read_model_file
 from ptq4vit_onnx.network import channel_folding as folding
-from ptq4vit_onnx.network.plan_fit import options_of, require_channels_fold, require_plan_fits
+from ptq4vit_onnx.network.plan_fit import options_of, require_channels_fold, require_plan_fits, size_of
+from ptq4vit_onnx.network.timm_compat import import_timm
 from ptq4vit_onnx.pipeline import export
 from ptq4vit_onnx.plan.channel_fold import Channels
 from ptq4vit_onnx.plan.options import Options
@@ -85,6 +88,8 @@ def test_a_parity_failure_leaves_no_folder_and_keeps_the_searched_sites(
         (ExportRequest(), "vit_digits_w8a8"),
         (ExportRequest("deit_b", Options(weight_bits=4, activation_bits=6)), "deit_b_w4a6"),
         (ExportRequest("deit_b", random_weights=True), "deit_b_random_w8a8"),
+        (ExportRequest("deit_b", img_size=(384, 384)), "deit_b_384px_w8a8"),
+        (ExportRequest("deit_b", img_size=(256, 384), random_weights=True), "deit_b_256x384px_random_w8a8"),
         (ExportRequest("hf-hub:some/one"), "hf-hub_some_one_w8a8"),
         (ExportRequest(output=Path("mine")), "mine"),
     ],
@@ -129,6 +134,56 @@ def test_a_model_of_other_channels_without_data_is_refused_before_it_is_fetched_
     for random_weights in (False, True):
         with pytest.raises(UserError, match=said):
             export(ExportRequest("deit_b", random_weights=random_weights))
+
+
+@pytest.mark.usefixtures("quick_spine")
+def test_black_images_are_refused_and_where_forced_warned_of_in_every_report(tmp_path: Path) -> None:
+    black = np.full((4, 1, 32, 32), -1, np.float32)
+    np.save(tmp_path / "black.npy", black)
+    request = ExportRequest(options=QUICK, data=tmp_path / "black.npy", output=tmp_path / "out")
+    with pytest.raises(UserError, match=r"all 4 calibration images are of one colour .*, or --force-data"):
+        export(request)
+    assert [file.name for file in tmp_path.iterdir()] == ["black.npy"]
+    report = export(replace(request, force_data=True))
+    (warning,) = report.inputs.calibration_images.warnings
+    written = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert written["calibration_images"]["warnings"] == [warning]
+    assert ("WARNING", warning) in rows(report)
+    assert warning[1:] in (tmp_path / "out" / "report.html").read_text()
+    again = replace(request, plan=tmp_path / "out" / "plan.json", output=tmp_path / "again")
+    assert export(again).inputs.calibration_images.warnings == (warning,), "a plan's scales do not come from images"
+
+
+def test_an_export_for_another_image_size_takes_such_images_and_its_plan_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timm = import_timm()
+    monkeypatch.setattr(timm, "create_model", partial(timm.create_model, depth=1, embed_dim=48))
+    request = ExportRequest(
+        "vit_tiny_patch16_224", replace(QUICK, images=1), tmp_path / "out", random_weights=True, img_size=(32, 48)
+    )
+    export(request)
+    plan = tmp_path / "out" / "plan.json"
+    assert read_plan(plan).options["img_size"] == "32x48"
+    for name in ("float.onnx", "model.onnx"):
+        assert read_model_file(tmp_path / "out" / name).preprocessing.size == (3, 32, 48)
+    again = export(replace(request, img_size=None, plan=plan, output=tmp_path / "again"))
+    assert again.plan.options["img_size"] == "32x48"
+    first, second = ((tmp_path / name / "model.onnx").read_bytes() for name in ("out", "again"))
+    assert first == second
+
+
+def test_a_plan_knows_its_image_size() -> None:
+    small = ScalePlan("deit_t", "", "", {"img_size": "160x256"}, {}, {})
+    own = replace(small, options={})
+    assert size_of(small, None) == size_of(small, (160, 256)) == (160, 256)
+    assert size_of(own, None) is None
+    with pytest.raises(UserError, match="made for --img-size 160x256, not for 256; leave --img-size out"):
+        size_of(small, (256, 256))
+    with pytest.raises(UserError, match="made for the model's own image size, not for 256"):
+        size_of(own, (256, 256))
+    with pytest.raises(UserError, match="img-size is 'large'; expected pixels"):
+        size_of(replace(small, options={"img_size": "large"}), None)
 
 
 def plan_for(exported: Any) -> ScalePlan:

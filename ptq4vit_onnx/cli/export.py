@@ -29,7 +29,7 @@ from ptq4vit_onnx.request import ExportRequest, resolve_request
 _FIELDS = ("metric", "twin", "weights", "activations", "outliers", "channels", "rounding", "search", "labels",
            "rounds", "candidates", "bias_correction", "images", "seed")  # fmt: skip
 _REQUEST = ("model", "bits", "weight_bits", "activation_bits", "data", "output", "checkpoint", "random_weights",
-            "plan", "batch", "force")  # fmt: skip
+            "plan", "batch", "force", "img_size", "force_data")  # fmt: skip
 
 
 def add_export(commands: Any) -> argparse.ArgumentParser:
@@ -44,6 +44,7 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
     export.add_argument("--output", "--out", type=Path, metavar="DIR", help="output folder (./MODEL_wKaK)")
     export.add_argument("--force", action="store_true", help="replace an earlier export")
     export.add_argument("--batch", type=batch_size, metavar="N", help="fix the batch size (dynamic)")
+    export.add_argument("--img-size", metavar="N", help="height and width of images, 384 or 256x384 (the model's own)")
     export.add_argument("--json", action="store_true", help="print report.json on standard output")
     weights = export.add_argument_group("weights").add_mutually_exclusive_group()
     weights.add_argument("--checkpoint", type=Path, metavar="FILE", help=".safetensors, .pth, .pt or .bin")
@@ -52,6 +53,9 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
     images.add_argument("--data", type=Path, metavar="PATH", help="folder, ImageFolder tree, .npy or .npz; images that "
                         "calibration leaves are measured on (built-in photos)")  # fmt: skip
     images.add_argument("--images", type=positive, metavar="N", help="calibration images (32)")
+    images.add_argument(
+        "--force-data", action="store_true", help="calibrate also on images that are all equal or of one colour"
+    )
     images.add_argument("--seed", type=int, help="picks images, signs and sampled labels (0)")
     _add_method(export)
     return export

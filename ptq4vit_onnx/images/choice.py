@@ -51,6 +51,10 @@ class ChosenImages:
     def measured_on(self) -> MeasuredOn:
         return MeasuredOn(len(self.measured), self.measured.source, self.held_out)
 
+    def with_warnings(self, warnings: tuple[str, ...]) -> ChosenImages:
+        """warnings: what is odd about the images to calibrate on."""
+        return replace(self, calibration=replace(self.calibration, warnings=warnings))
+
     def for_plan(self, fingerprint: str) -> ChosenImages:
         """For a plan that is applied instead of calibrating. fingerprint: of the images that it was calibrated on."""
         return self if fingerprint == self.calibration.fingerprint else replace(self, held_out=None)

@@ -46,18 +46,19 @@ class Bits:
 class CalibrationImages:
     """count: how many were used. skipped: files that could not be read. source: where they are from. built_in: from
     the package's own photos, because none were given. planned: what a given plan says that it was calibrated on, where
-    that is not these images."""
+    that is not these images. warnings: sentences on what is odd about them, and what to do."""
 
     count: int
     skipped: tuple[str, ...] = ()
     source: str = ""
     built_in: bool = False
     planned: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, images: ImageSet, plan: ScalePlan) -> CalibrationImages:
         planned = None if plan.images == images.fingerprint else str(plan.options.get("images_from", "other images"))
-        return cls(len(images), images.skipped, images.source, images.built_in, planned)
+        return cls(len(images), images.skipped, images.source, images.built_in, planned, images.warnings)
 
     def __str__(self) -> str:
         if self.planned is not None:
@@ -68,17 +69,21 @@ class CalibrationImages:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an export started from. model: its name. weights_from: "random" marks a dry run."""
+    """What an export started from. model: its name. weights_from: "random" marks a dry run.
+
+    resampled: a sentence, where the weights are for another image size than the model's.
+    """
 
     model: str
     weights_from: Origin
     bits: Bits
     calibration_images: CalibrationImages
+    resampled: str = ""
 
     @classmethod
     def of(cls, model: LoadedModel, options: Options, images: ImageSet, plan: ScalePlan) -> Inputs:
         bits = Bits(options.weight_bits, options.activation_bits)
-        return cls(model.name, model.origin, bits, CalibrationImages.of(images, plan))
+        return cls(model.name, model.origin, bits, CalibrationImages.of(images, plan), model.resampled)
 
     @property
     def random_weights(self) -> bool:
@@ -177,6 +182,7 @@ def _inputs_data(inputs: Inputs, plan: ScalePlan) -> dict[str, Any]:
         "random_weights": inputs.random_weights,
         "synthetic_images": False,  # no export is calibrated on made-up images
         "weights_from": inputs.weights_from,
+        "resampled": inputs.resampled or None,
         "bits": asdict(inputs.bits),
         "options": dict(plan.options),
         "versions": dict(plan.versions),
@@ -187,6 +193,7 @@ def _inputs_data(inputs: Inputs, plan: ScalePlan) -> dict[str, Any]:
             "source": images.source,
             "built_in": images.built_in,
             "sentence": str(images),
+            "warnings": list(images.warnings),
         },
         "sites": len(plan.sites),
     }

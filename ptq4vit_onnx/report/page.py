@@ -97,7 +97,14 @@ def banners(inputs: Inputs) -> list[Banner]:
     if inputs.random_weights:
         text = "A dry run: the model predicts nothing, and no figure here speaks of accuracy."
         found.append(Banner("RANDOM WEIGHTS", text))
+    found += [Banner("CALIBRATION IMAGES", _sentence(text)) for text in inputs.calibration_images.warnings]
+    if inputs.resampled:
+        found.append(Banner("IMAGE SIZE", _sentence(inputs.resampled)))
     return found
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _weakest(rows: Sequence[SiteRow]) -> str:

@@ -22,6 +22,7 @@ def _model(report: Report) -> list[Row]:
     inputs = report.inputs
     return [
         ("model", inputs.model + (" with RANDOM WEIGHTS" if inputs.random_weights else "")),
+        *(("WARNING", warning) for warning in (inputs.resampled, *inputs.calibration_images.warnings) if warning),
         ("bits", f"weights {inputs.bits.weights}, activations {inputs.bits.activations}"),
         ("calibrated on", str(inputs.calibration_images)),
         ("sites found", str(len(report.plan.sites))),

@@ -34,7 +34,7 @@ def pixels() -> Array:
 
 def normalised(pixels: Array, rule: Preprocessing) -> Array:
     mean, std = (np.asarray(values).reshape(-1, 1, 1) for values in (rule.mean, rule.std))
-    return ((pixels - mean) / std).astype(np.float32)
+    return np.asarray((pixels - mean) / std, np.float32)
 
 
 def found(pixels: Array, rule: Preprocessing = IMAGENET) -> dict[str, str]:
@@ -46,7 +46,7 @@ GOOD: dict[str, Callable[[Array], Array]] = {
     "eight": lambda pixels: pixels[:8],
     "grey": lambda pixels: np.repeat(pixels.mean(1, keepdims=True), 3, 1),
     "a little beyond white": lambda pixels: pixels * 1.08 - 0.04,
-    "uniform noise": lambda pixels: np.random.default_rng(1).random(pixels.shape),
+    "noise": lambda pixels: np.asarray(np.random.default_rng(1).random(pixels.shape)),
 }
 
 

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 # A key without more to it is None. "*": the keys are names (of sites, options, operators, stages), all values alike.
 KEYS: dict[str, Any] = {
     "format": None, "version": None, "model": None, "random_weights": None, "synthetic_images": None,
-    "weights_from": None, "bits": {"weights": None, "activations": None}, "options": {"*": None},
+    "weights_from": None, "resampled": None, "bits": {"weights": None, "activations": None}, "options": {"*": None},
     "versions": {"*": None}, "fingerprints": {"weights": None, "images": None},
-    "calibration_images": {"count": None, "skipped": None, "source": None, "built_in": None, "sentence": None},
+    "calibration_images": {"count": None, "skipped": None, "source": None, "built_in": None, "sentence": None,
+                           "warnings": None},
     "sites": None,
     "float_parity": {"images": None, "error": None, "tolerance": None, "passed": None},
     "kernels": {
@@ -88,8 +89,17 @@ def test_report_json_says_what_the_report_holds(made_up: MadeUp) -> None:
     assert data["bytes"] == {"float": 1_252_262, "model": 418_535}
     assert data["calibration_images"] == {
         "count": 32, "skipped": ["broken.png"], "source": "photos", "built_in": False,
-        "sentence": "32 images of photos",
+        "sentence": "32 images of photos", "warnings": [],
     }  # fmt: skip
     assert data["measured_images"] == {"count": 500, "source": "embedded digits (test)", "held_out": True}
     assert data["measured_on"] == "500 images of embedded digits (test), not calibrated on"
+    assert data["resampled"] is None
     assert (data["weights_from"], data["random_weights"], data["synthetic_images"]) == ("embedded", False, False)
+
+
+def test_report_json_has_warnings_as_sentences(made_up: MadeUp) -> None:
+    images = replace(made_up.report.inputs.calibration_images, warnings=("all are black; give others", "no blue; why"))
+    inputs = replace(made_up.report.inputs, calibration_images=images, resampled="position table resampled")
+    data = replace(made_up.report, inputs=inputs).to_data()
+    assert data["calibration_images"]["warnings"] == ["all are black; give others", "no blue; why"]
+    assert data["resampled"] == "position table resampled"

@@ -90,3 +90,12 @@ def test_a_dry_run_says_so_and_has_no_accuracy(timed: Report) -> None:
     assert said["model"] == "vit_test with RANDOM WEIGHTS"
     assert said["against float"].endswith("(random weights: says nothing about accuracy)")
     assert "top-1" not in said
+
+
+def test_what_is_odd_about_the_inputs_is_said_right_below_the_model(timed: Report) -> None:
+    images = replace(timed.inputs.calibration_images, warnings=("all are black; give others", "no blue; why"))
+    inputs = replace(timed.inputs, calibration_images=images, resampled="position table resampled")
+    assert rows(replace(timed, inputs=inputs))[:5] == [
+        ("model", "vit_test"), ("WARNING", "position table resampled"), ("WARNING", "all are black; give others"),
+        ("WARNING", "no blue; why"), ("bits", "weights 8, activations 6"),
+    ]  # fmt: skip
