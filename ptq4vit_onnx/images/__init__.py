@@ -5,8 +5,17 @@ listing        which files of a folder are images, and their labels
 loading        images of a folder, .npy or .npz, as one array
 stream         the same, a few at a time
 choice         which images an export calibrates on, and which it measures on
+inspection     whether images are fit to calibrate on: constant, copies, values that fit no normalisation
 embedded       the handwritten digits of the embedded models
 builtin        photographs that ship with the package, cropped at random
 """
 
-DOORS = ("builtin", "choice", "embedded", "loading", "preprocessing", "stream")  # what other rooms may import
+DOORS = (
+    "builtin",
+    "choice",
+    "embedded",
+    "inspection",
+    "loading",
+    "preprocessing",
+    "stream",
+)  # what other rooms may import
