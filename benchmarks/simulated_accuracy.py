@@ -36,7 +36,7 @@ from ptq4vit_onnx.evaluation import metrics
 from ptq4vit_onnx.images.builtin import built_in_photos
 from ptq4vit_onnx.network.load import LoadedModel
 from ptq4vit_onnx.network.tape import record
-from ptq4vit_onnx.plan.options import BiasCorrection, ChannelMode, Labels, Options, Rounding, Twin, Weights
+from ptq4vit_onnx.plan.options import BiasCorrection, ChannelMode, Labels, Options, PixelGrid, Rounding, Twin, Weights
 from ptq4vit_onnx.runtime import process
 from ptq4vit_onnx.simulation.fake import simulate
 
@@ -45,7 +45,8 @@ SOURCES = ("training", "built-in")  # of the photos to calibrate on
 OVERRIDES: dict[str, Any] = {
     "rounds": None, "labels": typing.get_args(Labels), "weights": typing.get_args(Weights),
     "twin": typing.get_args(Twin), "channels": typing.get_args(ChannelMode), "images": None,
-    "rounding": typing.get_args(Rounding), "bias_correction": typing.get_args(BiasCorrection),
+    "pixels": typing.get_args(PixelGrid), "rounding": typing.get_args(Rounding),
+    "bias_correction": typing.get_args(BiasCorrection),
 }  # fmt: skip
 INSTEAD = "instead of each method's own"
 HEADER = ("model", "method", "bits", "folds", "seed", "top-1", "drop", "agreement", "KL", "calibration s")
@@ -85,7 +86,7 @@ def quantised_logits(model: LoadedModel, options: Options, calibration: Any, ima
     """Of the simulated plan; and how many seconds its calibration took."""
     started = time.perf_counter()
     tape = record(model.module, torch.from_numpy(calibration), options.seed, options.labels)
-    plans = calibrate(tape, options)
+    plans = calibrate(tape, options, pixels=model.pixel_grid)
     seconds = time.perf_counter() - started
     return simulate(model.module, plans, images), seconds
 

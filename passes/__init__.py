@@ -24,6 +24,7 @@ from ptq4vit_onnx.passes.fold_head_scales import FoldHeadScales
 from ptq4vit_onnx.passes.pack_weights import PackWeights
 from ptq4vit_onnx.passes.pass_interface import InvariantError, Pass, PassError
 from ptq4vit_onnx.passes.quantize_activations import QuantizeActivations
+from ptq4vit_onnx.passes.quantize_pixels import QuantizePixels
 from ptq4vit_onnx.passes.quantize_weights import QuantizeWeights
 from ptq4vit_onnx.passes.restore_head_scales import RestoreHeadScales
 from ptq4vit_onnx.passes.shape_biases import ShapeBiases
@@ -47,6 +48,7 @@ PASSES: tuple[type[Pass], ...] = (
     ShapeBiases,  # while the bias still stands right behind its product
     SplitOutliers,  # before the weights are rounded: the main product's rows become zero first
     QuantizeWeights,  # before the activations: whether a twin's branches merge depends on the codes that ship
+    QuantizePixels,  # after the weights: a constant of the codes that ship goes into the bias
     FoldHeadScales,  # after the weights and biases, whose scales it changes; before what it leaves over
     QuantizeActivations,  # the sides that FoldHeadScales left over
     RestoreHeadScales,  # when both sides are known; before the twins, so that two products share one Mul

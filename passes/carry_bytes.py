@@ -10,17 +10,17 @@ import onnx_graphsurgeon as gs
 from ptq4vit_onnx.graph.movement import REARRANGING
 from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.product_invariants import done_sides_carry_codes
-from ptq4vit_onnx.passes.tensors import maker_of, only_reader, read_instead
+from ptq4vit_onnx.passes.tensors import maker_of, only_reader, read_instead, shape_of
 from ptq4vit_onnx.passes.work import Violation, Work, invariant
 
 MovedTensor: TypeAlias = tuple[gs.Tensor, list[gs.Node]]  # a tensor, and the nodes that read it to move it
 
 
-@invariant("no QuantizeLinear reads a tensor that was moved for it alone")
+@invariant("no QuantizeLinear with one scale reads a tensor that was moved for it alone")
 def bytes_are_moved(work: Work) -> Iterator[Violation]:
     shown = {id(tensor) for tensor in work.graph.outputs}
     for node in work.graph.nodes:
-        if node.op == "QuantizeLinear" and _movement_above(node.inputs[0], [node], shown) is not None:
+        if _has_one_scale(node) and _movement_above(node.inputs[0], [node], shown) is not None:
             yield Violation("", node.name, f"floats are moved before it, by {node.inputs[0].inputs[0].name}")
 
 
@@ -31,16 +31,21 @@ class CarryBytes(Pass):
 
     The codes are the same, because rounding is element-wise. Stops at a tensor that somebody else reads as
     floats, and at operations that pick a part of their input: quantising what is thrown away would cost
-    more. A roll (Concat of the two Slices of one tensor) moves all of its input, so it is passed.
+    more. A roll (Concat of the two Slices of one tensor) moves all of its input, so it is passed. A QuantizeLinear
+    with several scales, which are those of an axis, stays where it is.
     """
 
     requires = ("DropNoOps", "FoldHeadScales", "QuantizeActivations", "SplitSoftmax", "SplitGelu")
     ensures = (bytes_are_moved, done_sides_carry_codes)
 
     def apply(self, work: Work) -> int:
-        nodes = [node for node in work.graph.nodes if node.op == "QuantizeLinear"]
+        nodes = [node for node in work.graph.nodes if _has_one_scale(node)]
         shown = {id(tensor) for tensor in work.graph.outputs}
         return sum(_carry(node, shown) for node in nodes)
+
+
+def _has_one_scale(node: gs.Node) -> bool:
+    return node.op == "QuantizeLinear" and len(shape_of(node.inputs[1])) == 0
 
 
 def _carry(quantize: gs.Node, shown: set[int]) -> int:

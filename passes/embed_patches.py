@@ -11,7 +11,7 @@ from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.product_invariants import matrix_products
 from ptq4vit_onnx.passes.tensors import only_reader, replace_tensor, shape_of, values_of, whole_lengths
 from ptq4vit_onnx.passes.work import Product, Violation, Work, integers, invariant
-from ptq4vit_onnx.plan.saturation_safe_weights import pair_far_inputs
+from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
 
 
 @invariant("no planned product is a convolution")

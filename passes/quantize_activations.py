@@ -32,7 +32,7 @@ class QuantizeActivations(Pass):
     their own.
     """
 
-    requires = ("SplitOutliers", "QuantizeWeights", "FoldHeadScales")
+    requires = ("SplitOutliers", "QuantizeWeights", "QuantizePixels", "FoldHeadScales")
     ensures = (plain_sides_are_done, done_sides_carry_codes)
 
     def apply(self, work: Work) -> int:

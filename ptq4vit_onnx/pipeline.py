@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,8 @@ from ptq4vit_onnx.images.loading import ImageSet
 from ptq4vit_onnx.network.load import LoadedModel, channels_of, load, resolve
 from ptq4vit_onnx.network.plan_fit import load_plan, options_of, require_channels_fold, require_plan_fits, size_of
 from ptq4vit_onnx.plan.evidence import SiteEvidence
-from ptq4vit_onnx.plan.plan_json import write_plan
+from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.plan_json import plain, write_plan
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.progress import Progress, Sized, silent
 from ptq4vit_onnx.proof.float_parity import float_parity
@@ -122,6 +123,7 @@ def make_plan(
             "weights": model.fingerprint,
             "images": images.fingerprint,
             "options": options.to_data(),
+            "pixels": plain(model.pixel_grid),
             "v": __version__,
         },
     )
@@ -136,12 +138,24 @@ def make_plan(
             journal.add(name, plan)
         evidence[name] = collect(recording, plan, options)
 
-    found = calibrate(progress(Sized(tape, len(order)), "calibrating"), options, known, keep)
+    watched = progress(Sized(tape, len(order)), "calibrating")
+    found = calibrate(watched, options, known, keep, model.pixel_grid)
     settings = {**options.to_data(), "weights_from": model.origin, "images_from": _images_from(images)}
     if request.img_size is not None:
         settings[IMG_SIZE] = size_text(request.img_size)
     sites = {name: found[name] for name in order}
+    settings["pixels_as"] = pixels_as(options, model, sites)
     return ScalePlan(model.name, model.fingerprint, images.fingerprint, settings, versions(), sites), evidence
+
+
+def pixels_as(options: Options, model: LoadedModel, sites: Mapping[str, SitePlan]) -> str:
+    """Whether the image's bytes are what the first product reads; if they might have been, why they are not."""
+    readers = [name for name, site in sites.items() if site.lhs.colours]
+    if readers or options.pixels == "searched":
+        return f"bytes, read by {', '.join(readers)}" if readers else "rounded as any other input"
+    if model.pixel_grid is None:
+        return "rounded as any other input: its preprocessing is not that of 8-bit images by mean and std"
+    return "rounded as any other input: no patch embedding reads values on the grid of 8-bit images"
 
 
 def _journal_path(request: ExportRequest) -> Path:

@@ -110,7 +110,8 @@ def exported(float_export: Callable[..., FloatExport], tmp_path_factory: pytest.
 
     made = float_export("vit_digits")
     images = torch.from_numpy(embedded_digits(made.model.preprocessing, "calibration", 32).images)
-    found = calibrate(record(made.model.module, images), Options(candidates=10, rounds=1, twin="softmax"))
+    options = Options(candidates=10, rounds=1, twin="softmax")
+    found = calibrate(record(made.model.module, images), options, pixels=made.model.pixel_grid)
     assert found["blocks.0.mlp.fc1"].channels is not None, "some norms are to have channels folded in"
     sites = {site.name: found[site.name] for site in made.sites}
     plan = ScalePlan("vit_digits", made.model.fingerprint, "", {}, {}, sites)

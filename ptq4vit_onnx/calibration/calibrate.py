@@ -11,6 +11,7 @@ from ptq4vit_onnx.calibration.bias_correction import bias_correction
 from ptq4vit_onnx.calibration.channel_scales import channel_choices, sample_recording, with_channels
 from ptq4vit_onnx.calibration.grids import (
     Grid,
+    ListGrid,
     channel_grid,
     covering,
     form_grid,
@@ -21,9 +22,9 @@ from ptq4vit_onnx.calibration.search import ProductSearch
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.plan.channel_fold import Channels
-from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.options import Options, Rounding
 from ptq4vit_onnx.plan.outlier_split import COLUMNS, ROWS, only_channels, without_channels
-from ptq4vit_onnx.plan.quantizers import Affine, Diffused, Uniform, forms_for
+from ptq4vit_onnx.plan.quantizers import Affine, Diffused, Pixels, Uniform, forms_for
 from ptq4vit_onnx.plan.scale_plan import Outliers, SitePlan
 
 HEADS_AXIS, COLUMNS_AXIS = -3, -1
@@ -40,29 +41,58 @@ def calibrate(
     options: Options,
     known: dict[str, SitePlan] | None = None,
     on_site: Callable[[Recording, SitePlan], None] = lambda recording, plan: None,
+    pixels: Pixels | None = None,
 ) -> dict[str, SitePlan]:
-    """A plan for every recorded site; sites in `known` (of an interrupted run) are taken as they are."""
+    """A plan for every recorded site; sites in `known` (of an interrupted run) are taken as they are.
+
+    pixels: the images' own grid, where preprocessing has one; taken by the site that reads the image if options say so.
+    """
     plans: dict[str, SitePlan] = {}
     for recording in tape:
         name = recording.site.name
-        plans[name] = known[name] if known and name in known else plan_site(recording, options)
+        plans[name] = known[name] if known and name in known else plan_site(recording, options, pixels)
         on_site(recording, plans[name])
         del recording
     return plans
 
 
-def plan_site(recording: Recording, options: Options) -> SitePlan:
+def plan_site(recording: Recording, options: Options, pixels: Pixels | None = None) -> SitePlan:
     """The best quantizers of one site.
 
     Behind a LayerNorm the shifts and scales of the input channels are chosen, too; in a patch embedding, whether error
     diffusion of the weights lowers the loss.
     """
     require_finite(recording)
+    if pixels is not None and reads_pixels(recording, options, pixels):
+        return plan_pixels(recording, options, pixels)
     choices = preselect_channels(recording, [None, *channel_choices(recording, options)], options)
     plans = [replace(search_site(with_channels(recording, choice), options), channels=choice) for choice in choices]
     if recording.site.kind == "conv" and options.rounding == "diffused":  # a kernel of 1 x 1 has no pixels side by side
         plans.append(search_site(recording, replace(options, rounding="nearest")))
+    return corrected_plan(recording, min(plans, key=lambda plan: plan.losses[options.metric]), options)
+
+
+def reads_pixels(recording: Recording, options: Options, pixels: Pixels) -> bool:
+    """Whether this is the site that reads the image, and every value of it is a byte."""
+    return options.pixels == "bytes" and recording.site.kind == "conv" and pixels.is_grid_of(recording.lhs)
+
+
+def plan_pixels(recording: Recording, options: Options, pixels: Pixels) -> SitePlan:
+    """Of the product of an image's bytes, which are exact: the weight's scales alone are searched.
+
+    The weight is the one that ships: its rows have taken up the colours' scales, and the inputs are in steps.
+    """
+    steps = recording.lhs.new_tensor(pixels.row_steps(recording.lhs.shape[1]))
+    in_steps = replace(recording, lhs=recording.lhs / steps, rhs=recording.rhs * steps[:, None])
+    roundings: tuple[Rounding, ...] = ("diffused", "nearest") if options.rounding == "diffused" else ("nearest",)
+    choices = [replace(options, rounding=rounding) for rounding in roundings]
+    plans = [search_site(in_steps, choice, [ListGrid((pixels.in_steps,))]) for choice in choices]
     best = min(plans, key=lambda plan: plan.losses[options.metric])
+    return corrected_plan(recording, replace(best, lhs=pixels), options)
+
+
+def corrected_plan(recording: Recording, best: SitePlan, options: Options) -> SitePlan:
+    """The plan with mean errors taken off its outputs, where options say so."""
     if not (options.corrects_biases and recording.site.rhs_is_weight):
         return best
     return replace(best, bias_correction=bias_correction(with_channels(recording, best.channels), best, options.metric))
@@ -84,13 +114,13 @@ def preselect_channels(recording: Recording, choices: list[Channels | None], opt
     return [choice for choice, loss in zip(choices, losses, strict=True) if not loss > near]  # `not >` keeps NaN losses
 
 
-def search_site(recording: Recording, options: Options) -> SitePlan:
-    """The best quantizers of one product whose channels are scaled already."""
+def search_site(recording: Recording, options: Options, left: list[Grid] | None = None) -> SitePlan:
+    """The best quantizers of one product whose channels are scaled already. left: the forms the left side may take."""
     main, outliers, lost = split_outliers(recording, options)
     site = main.site
     search = ProductSearch(objective_of(main, options.metric), options, site.rhs_is_weight)
     rhs_grid, start = rhs_search_space(main, options)
-    found = search.run(lhs_grids(main, options), rhs_grid, start)
+    found = search.run(left or lhs_grids(main, options), rhs_grid, start)
     return SitePlan(
         site.kind, site.lhs_source, found.lhs, found.rhs, outliers,
         losses={options.metric: found.loss / search.whole.size + lost if options.sums_squares else found.loss},

@@ -61,7 +61,9 @@ def collect(recording: Recording, plan: SitePlan, options: Options) -> SiteEvide
             _clipped_share(inputs, plan.lhs),
             _sqnr(sample.plain, plan),
             _damage(sample, plan),
-            search_curve(recording, sample.weighted, sample.plain, plan, options),
+            None
+            if plan.lhs.searched == "nothing"
+            else search_curve(recording, sample.weighted, sample.plain, plan, options),
         )
 
 

@@ -17,6 +17,7 @@ from ptq4vit_onnx.plan.options import (
     Method,
     Metric,
     OutlierMode,
+    PixelGrid,
     Rounding,
     Search,
     Twin,
@@ -26,7 +27,7 @@ from ptq4vit_onnx.plan.quantizers import MAX_BITS, MIN_BITS
 from ptq4vit_onnx.request import ExportRequest, resolve_request
 
 # Arguments that are fields of Options by the same name.
-_FIELDS = ("metric", "twin", "weights", "activations", "outliers", "channels", "rounding", "search", "labels",
+_FIELDS = ("metric", "twin", "weights", "activations", "outliers", "channels", "pixels", "rounding", "search", "labels",
            "rounds", "candidates", "bias_correction", "images", "seed")  # fmt: skip
 _REQUEST = ("model", "bits", "weight_bits", "activation_bits", "data", "output", "checkpoint", "random_weights",
             "plan", "batch", "force", "img_size", "force_data")  # fmt: skip
@@ -70,7 +71,7 @@ def _add_method(export: argparse.ArgumentParser) -> None:
     group.add_argument("--method", choices=get_args(Method), help="ptq4vit, or the paper's Base PTQ (ptq4vit)")
     group.add_argument("--paper", action="store_true",
                        help="PTQ4ViT exactly as published: layer-wise symmetric scales, both twins, no "
-                            "outlier split, no scaled channels, plain rounding")  # fmt: skip
+                            "outlier split, no scaled channels, no pixel bytes, plain rounding")  # fmt: skip
     for name, choices, text in (
         ("metric", Metric, "what the search minimises (hessian)"),
         ("twin", Twin, "which inputs get two ranges (auto)"),
@@ -78,6 +79,7 @@ def _add_method(export: argparse.ArgumentParser) -> None:
         ("activations", Activations, "offer a zero point, or stay symmetric (affine)"),
         ("outliers", OutlierMode, "own scales for single huge channels (auto)"),
         ("channels", ChannelMode, "own scale and centre for every channel behind a LayerNorm, folded into it (auto)"),
+        ("pixels", PixelGrid, "of the image: its own bytes, or a searched scale (bytes; with --paper searched)"),
         (
             "rounding",
             Rounding,

@@ -22,8 +22,8 @@ _SEARCH_DEPTH = 24  # nodes between softmax or GELU and the integer kernel; a tw
 class CodePath:
     """How a side's codes are made: floats -> QuantizeLinear -> codes -> operations on bytes -> the product.
 
-    floats is empty where a kernel returned the codes. zero: QuantizeLinear's zero point; lowest, highest: what it can
-    return, for any image.
+    floats is empty where a kernel returned the codes. scale, zeros: QuantizeLinear's scales and zero points, one or
+    one per colour; lowest, highest: what it can return, for any image.
     """
 
     floats: str
@@ -31,9 +31,13 @@ class CodePath:
     scale: Array
     kind: np.dtype[Any]
     steps: tuple[Step, ...]
-    zero: int
+    zeros: Array
     lowest: int
     highest: int
+
+    @property
+    def zero(self) -> int:
+        return int(self.zeros.reshape(-1)[0])
 
     def arriving(self, codes: Array) -> Array:
         """What QuantizeLinear's codes are when they arrive at the product."""
@@ -61,9 +65,7 @@ def code_path(index: GraphIndex, tensor: str) -> CodePath | None:
         return None
     limits, bounds = np.iinfo(zero.dtype), code_bounds(index, node.output[0])
     lowest, highest = max(limits.min, bounds[0]), min(limits.max, bounds[1])
-    return CodePath(
-        floats, node.output[0], scale, zero.dtype, tuple(steps), int(zero.reshape(-1)[0]), int(lowest), int(highest)
-    )
+    return CodePath(floats, node.output[0], scale, zero.dtype, tuple(steps), zero, int(lowest), int(highest))
 
 
 def _byte_step(index: GraphIndex, node: onnx.NodeProto) -> Step | None:

@@ -22,7 +22,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.network.dependencies import between, graph_alone, own_tensor
 from ptq4vit_onnx.network.patches import patches, require_patch_convolution
 from ptq4vit_onnx.network.tensor_tags import mark_norm, mark_source, norm_of, source_of
-from ptq4vit_onnx.plan.saturation_safe_weights import pair_far_inputs
+from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
 from ptq4vit_onnx.plan.sites import Attention, Kind, Site
 
 _LINEAR = {F.linear}

@@ -20,6 +20,7 @@ from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.models.specs import ModelSpec, find, unknown_model
 from ptq4vit_onnx.network.checkpoints import classes_in, load_state, read_state, resampled_tables
 from ptq4vit_onnx.network.timm_compat import import_timm
+from ptq4vit_onnx.plan.quantizers import Pixels
 from ptq4vit_onnx.request import ImageSize
 from ptq4vit_onnx.runtime.quiet import quiet_logging
 
@@ -50,6 +51,15 @@ class LoadedModel:
     @property
     def is_random(self) -> bool:
         return self.origin == "random"
+
+    @property
+    def pixel_grid(self) -> Pixels | None:
+        """The grid on which its preprocessing puts 8-bit images; None where a mean lies outside 0..1."""
+        rule = self.preprocessing
+        try:
+            return Pixels.of(rule.mean, rule.std, rule.size[0])
+        except ValueError:
+            return None
 
 
 def resolve(name: str) -> ModelSpec:

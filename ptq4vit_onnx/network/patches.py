@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.plan.saturation_safe_weights import pair_far_inputs
+from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
 
 
 def require_patch_convolution(

@@ -21,6 +21,7 @@ Activations = Literal["affine", "symmetric"]
 OutlierMode = Literal["auto", "none"]
 ChannelMode = Literal["auto", "none"]
 Rounding = Literal["diffused", "nearest"]
+PixelGrid = Literal["bytes", "searched"]
 BiasCorrection = Literal["auto", "always", "none"]
 Search = Literal["fast", "exhaustive"]
 Labels = Literal["sampled", "argmax", "signs"]
@@ -35,6 +36,7 @@ class Options:
     activations: affine offers a zero point next to the symmetric form of the paper, and keeps the better.
     outliers: auto gives single input channels that dwarf all others a scale of their own.
     channels: auto moves and scales the input channels of layers behind a LayerNorm, where that lowers the loss.
+    pixels: bytes takes an 8-bit image as it is, whatever the width of activations; searched rounds it as any other.
     rounding: diffused hands the rounding errors of patch weights on from pixel to pixel, where that lowers the loss.
     bias_correction: auto takes mean errors off the outputs where they share the weight's scale, as with per-tensor.
     labels: of the loss whose gradients weigh the errors; signs and sampled estimate the same, signs with less noise.
@@ -50,6 +52,7 @@ class Options:
     activations: Activations = "affine"
     outliers: OutlierMode = "auto"
     channels: ChannelMode = "auto"
+    pixels: PixelGrid = "bytes"
     rounding: Rounding = "diffused"
     bias_correction: BiasCorrection = "auto"
     search: Search = "fast"
@@ -130,7 +133,7 @@ _WHOLE = (
 )
 _PUBLISHED = {
     "weights": "per-tensor", "activations": "symmetric", "outliers": "none", "channels": "none",
-    "rounding": "nearest", "bias_correction": "none", "labels": "sampled",
+    "pixels": "searched", "rounding": "nearest", "bias_correction": "none", "labels": "sampled",
 }  # fmt: skip
 _CHOICES: dict[str, Any] = {
     "method": Method,
@@ -140,6 +143,7 @@ _CHOICES: dict[str, Any] = {
     "activations": Activations,
     "outliers": OutlierMode,
     "channels": ChannelMode,
+    "pixels": PixelGrid,
     "rounding": Rounding,
     "bias_correction": BiasCorrection,
     "search": Search,

@@ -97,8 +97,8 @@ def _forms() -> _Forms:
 def _build_forms(quantizers: tuple[tuple[str, type[Quantizer]], ...]) -> _Forms:
     """The types of a plan and of a named site. Here stands which quantizers each side may have."""
     known = {name: _form(kind, type=Literal[name]) for name, kind in quantizers}
-    of_values = [name for name, kind in quantizers if kind.only_kind is None]
     of_weights = [name for name, kind in quantizers if issubclass(kind, Uniform)]
+    of_values = [name for name, kind in quantizers if kind.only_kind is None or name not in of_weights]
     outliers = _form(Outliers, lhs=_one_of(known, "uniform", "affine"), rhs=known["uniform"])
     site = _form(
         SitePlan, require_consistent, lhs=_one_of(known, *of_values), rhs=_one_of(known, *of_weights),
@@ -148,6 +148,8 @@ def require_consistent(site: SitePlan) -> None:
         raise PlanFieldError("bias_correction", "expected null: a matmul has no bias")
     if site.rhs.only_kind not in (None, site.kind):
         raise PlanFieldError("rhs.type", f"expected uniform: a {site.kind} has no pixels side by side")
+    if site.lhs.only_kind not in (None, site.kind):
+        raise PlanFieldError("lhs.type", f"expected uniform, affine or a twin: a {site.kind} reads no image")
     if site.kind != "linear" and site.channels is not None:
         raise PlanFieldError("channels", f"expected null: a {site.kind} has no LayerNorm to fold into")
     unknown = sorted(set(site.forms) - {form.__name__ for form in QUANTIZERS.values()})

@@ -18,20 +18,6 @@ INT16_MAX = 32767
 JUST_OVER_HALF = 0.502  # rounds half of an odd number away from zero, and does no harm up to 249
 
 
-def pair_far_inputs(flat: Tensor) -> Tensor:
-    """The inputs of flattened patches or kernels [.., inputs] in the order they are multiplied in: each of the first
-    half beside its counterpart in the second.
-
-    As a kernel flattens, two pixels side by side would make a pair. Their weights mostly have one sign and their values
-    move together, so that what pair-safety takes off adds up: in the published form of ViT-T at eight bits, fourteen
-    such codes made a quarter of the model's KL. An odd number of inputs is left as it is.
-    """
-    inputs = flat.shape[-1]
-    if inputs % 2:
-        return flat
-    return flat.reshape(*flat.shape[:-1], 2, inputs // 2).swapaxes(-1, -2).reshape(flat.shape)  # type: ignore[no-any-return]
-
-
 def pair_limit(lhs: Quantizer) -> int:
     """How large |w[k] + w[k+1]| may be next to this left side."""
     return INT16_MAX // lhs.largest_code
@@ -39,15 +25,36 @@ def pair_limit(lhs: Quantizer) -> int:
 
 def ship_weight(weight: np.ndarray[Any, Any], lhs: Quantizer, rhs: Uniform) -> tuple[np.ndarray[Any, Any], int]:
     """int8 codes of `weight` [inputs, outputs] as they ship next to `lhs`, and how many codes were moved."""
-    codes = rhs.codes(weight)
+    steps = lhs.row_steps(len(weight))
+    codes = rhs.codes(weight if steps is None else weight * steps[:, None])
     safe = make_pairs_safe(codes.copy(), pair_limit(lhs))
     return safe.astype(np.int8), int((safe != codes).sum())
 
 
+def unit_bias(codes: np.ndarray[Any, Any], lhs: Quantizer, rhs: Uniform) -> np.ndarray[Any, Any] | None:
+    """What the units' zeros add to each output [outputs], in float64; None where they are zero.
+
+    codes: the int8 weights [inputs, outputs] that ship next to `lhs`.
+    """
+    zeros = lhs.row_zeros(len(codes))
+    if zeros is None:
+        return None
+    scale = np.repeat(np.asarray(rhs.scale, np.float64), codes.shape[1] // len(rhs.scale))
+    return np.asarray((zeros.astype(np.float64)[:, None] * codes).sum(0) * scale)
+
+
 def shipped(weight: Tensor, lhs: Quantizer, rhs: Uniform) -> Tensor:
     """`weight` [inputs, outputs] as the codes that ship next to `lhs`, decoded; numpy or torch."""
-    safe = make_pairs_safe(rhs.codes(weight), pair_limit(lhs))
+    safe: Tensor
+    steps = lhs.row_steps(len(weight))
+    if steps is None:
+        safe = make_pairs_safe(rhs.codes(weight), pair_limit(lhs))
+        safe *= along_axis(rhs.scale, weight, rhs.axis)
+        return safe
+    rows = (steps if isinstance(weight, np.ndarray) else weight.new_tensor(steps))[:, None]
+    safe = make_pairs_safe(rhs.codes(weight * rows), pair_limit(lhs))
     safe *= along_axis(rhs.scale, weight, rhs.axis)
+    safe /= rows
     return safe
 
 

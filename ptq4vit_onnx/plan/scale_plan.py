@@ -13,7 +13,7 @@ from ptq4vit_onnx.plan.channel_fold import Channels
 from ptq4vit_onnx.plan.quantizers import Affine, Diffused, Quantizer, Uniform
 from ptq4vit_onnx.plan.sites import Kind, Source
 
-FORMAT = 4
+FORMAT = 5
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.graph.integer_products import Array, GraphIndex, parse_name, product_nodes
 from ptq4vit_onnx.graph.model_proto import Model, load
 from ptq4vit_onnx.plan.channel_fold import Channels
-from ptq4vit_onnx.plan.saturation_safe_weights import pair_far_inputs
+from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.proof.plan_checks import are_head_factors, column_factors
 

@@ -11,7 +11,7 @@ from ptq4vit_onnx.graph.code_paths import CodePath
 from ptq4vit_onnx.graph.integer_products import Array, GraphIndex, IntegerProduct, ProductName
 from ptq4vit_onnx.plan.outlier_split import ROWS, only_channels, without_channels
 from ptq4vit_onnx.plan.quantizers import Branch, Quantizer, Uniform
-from ptq4vit_onnx.plan.saturation_safe_weights import ship_weight
+from ptq4vit_onnx.plan.saturation_safe_weights import ship_weight, unit_bias
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.plan.sites import Attention
 
@@ -87,6 +87,40 @@ def check_codes(branch: Branch, path: CodePath, floats: Array, codes: Array, zer
     expected = (floats / path.scale).round().clip(branch.low, branch.high)
     wrong = int((held != expected).sum())
     return f"{wrong} of {held.size} codes fed are not the quantizer's" if wrong else None
+
+
+def check_colours(index: GraphIndex, quantizer: Quantizer, path: CodePath) -> str | None:
+    """An image becomes bytes by the plan's scale, zero point and offset of each colour."""
+    add = index.producer.get(path.floats)
+    offset = index.constant(add.input[1]) if add is not None and add.op_type == "Add" else None
+    held = (path.scale, path.zeros, np.zeros(1, np.float32) if offset is None else offset)
+    for what, values, name in zip(
+        ("scales", "zero points", "offsets"), held, ("step", "zero_point", "offset"), strict=True
+    ):
+        wanted = np.asarray([getattr(colour, name) for colour in quantizer.colours], values.dtype)
+        if not np.array_equal(np.broadcast_to(values.reshape(-1), wanted.shape), wanted):
+            return f"the colours' {what} are {values.reshape(-1).tolist()}, the plan's are {wanted.tolist()}"
+    return None
+
+
+def check_bytes(quantizer: Quantizer, path: CodePath, floats: Array, codes: Array) -> str | None:
+    """The bytes of an image [batch, colours, height, width] are the plan's for its floats, offset included."""
+    scale, zero = (
+        np.asarray([getattr(colour, name) for colour in quantizer.colours], np.float32).reshape(-1, 1, 1)
+        for name in ("step", "zero_point")
+    )
+    expected = ((floats / scale).round() + zero).clip(0, 255)
+    wrong = int((path.arriving(codes) != expected).sum())
+    return f"{wrong} of {codes.size} bytes fed are not the pixels" if wrong else None
+
+
+def planned_constant(site: SitePlan, weight: Array) -> Array | float:
+    """What the plan adds to a site's bias besides the correction. weight: the float model's [inputs, outputs]."""
+    if not site.lhs.colours:
+        return 0.0
+    codes, _ = ship_weight(weight, site.lhs, site.rhs)
+    constant = unit_bias(codes, site.lhs, site.rhs)
+    return 0.0 if constant is None else constant
 
 
 def check_product_scale(product: IntegerProduct, planned: Array) -> str | None:

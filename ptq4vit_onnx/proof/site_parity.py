@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from ptq4vit_onnx.errors import ParityError
-from ptq4vit_onnx.graph.code_paths import code_path, twin_source
+from ptq4vit_onnx.graph.code_paths import CodePath, code_path, twin_source
 from ptq4vit_onnx.graph.integer_products import (
     Array,
     GraphIndex,
@@ -20,6 +20,7 @@ from ptq4vit_onnx.graph.integer_products import (
     read_product,
 )
 from ptq4vit_onnx.graph.model_proto import Model
+from ptq4vit_onnx.plan.quantizers import Quantizer
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.proof import oracle, plan_checks
 from ptq4vit_onnx.proof.float_sites import FloatSites, output_tensors
@@ -185,6 +186,9 @@ class _SiteTask:
             found[f"{what} range"] = plan_checks.check_range(branch, path, zero)
             if len(quantizer.branches) > 1:
                 continue  # of a twin, both branches are held against what softmax or GELU returned
+            if quantizer.colours and side == 0:
+                found.update(self._pixels(quantizer, path, values))
+                continue
             found[f"{what} step"] = plan_checks.check_step(branch, path)
             if path.floats:
                 floats, codes = self._value(path.floats, values), values[path.codes]
@@ -193,6 +197,12 @@ class _SiteTask:
             channels = self.site.outliers.channels
             found["channels"] = plan_checks.check_channels(self.index, product.lhs, channels)
         return found
+
+    def _pixels(self, quantizer: Quantizer, path: CodePath, values: Mapping[str, Array]) -> dict[str, str | None]:
+        return {
+            "left colours": plan_checks.check_colours(self.index, quantizer, path),
+            "left codes": plan_checks.check_bytes(quantizer, path, values[path.floats], values[path.codes]),
+        }
 
     def _twin(self, values: Mapping[str, Array]) -> dict[str, str | None]:
         """Both branches together, or the one product they were merged into."""
@@ -221,6 +231,7 @@ class _SiteTask:
         bias: Array = np.zeros(())
         if self.site.kind != "matmul" and self.float_sites is not None:
             bias = self.float_sites.bias(self.name) + np.asarray(self.site.bias_correction or 0.0)
+            bias = bias + plan_checks.planned_constant(self.site, self.float_sites.weight(self.name))
             factor = plan_checks.column_factors(self.kernels[main].rhs_scale, self.site.rhs, outputs)
             terms, bias = [term * factor for term in terms], bias * factor
         return {"site output": oracle.compare_site(terms, bias, values[self.output]).failure}

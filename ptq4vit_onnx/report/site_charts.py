@@ -121,14 +121,15 @@ def _ticks(low: float, high: float) -> list[float]:
 
 @dataclass(frozen=True)
 class Detail:
-    """One site's charts, with what is said of it. first: the page shows this site when it opens."""
+    """One site's charts, with what is said of it. first: the page shows this site when it opens. curves: None where
+    nothing was searched."""
 
     name: str
     first: bool
     facts: tuple[str, ...]
     histogram: Markup
     caption: str
-    curves: Markup
+    curves: Markup | None
 
 
 def details(rows: Sequence[SiteRow], metric: str) -> list[Detail]:
@@ -141,7 +142,7 @@ def _detail(row: SiteRow, metric: str, first: bool) -> Detail:
     evidence = row.evidence
     assert evidence is not None, "only recorded sites have charts"
     histogram = histogram_chart(evidence.histograms, row.plan.lhs, f"histogram of the left values of {row.name}")
-    curves = curve_chart(evidence.curve, metric, f"search curves of {row.name}")
+    curves = None if evidence.curve is None else curve_chart(evidence.curve, metric, f"search curves of {row.name}")
     return Detail(row.name, first, tuple(_facts(row)), histogram, _histogram_caption(row.plan.lhs), curves)
 
 

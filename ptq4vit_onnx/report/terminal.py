@@ -14,7 +14,7 @@ Row = tuple[str, str]
 
 
 def rows(report: Report) -> list[Row]:
-    """The verdict, line by line. Twins, channels and accuracy have a row only where there is something to say."""
+    """The verdict, line by line. Pixels, twins, channels and accuracy have a row where there is something to say."""
     return [*_model(report), *_choices(report), *_proof(report), *_accuracy(report), *_costs(report)]
 
 
@@ -31,6 +31,9 @@ def _model(report: Report) -> list[Row]:
 
 def _choices(report: Report) -> list[Row]:
     found: list[Row] = []
+    pixels = report.plan.options.get("pixels_as")
+    if pixels:
+        found.append(("pixels", str(pixels)))
     summary = twin_words.summary(report.plan.sites)
     if summary:
         found.append(("twins", summary))

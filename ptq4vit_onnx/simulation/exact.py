@@ -22,7 +22,7 @@ from ptq4vit_onnx.plan.exact_product import exact_product
 from ptq4vit_onnx.plan.file_layout import FileLayout
 from ptq4vit_onnx.plan.outlier_split import COLUMNS, ROWS, only_channels, without_channels
 from ptq4vit_onnx.plan.quantizers import Quantizer, Uniform
-from ptq4vit_onnx.plan.saturation_safe_weights import ship_weight
+from ptq4vit_onnx.plan.saturation_safe_weights import ship_weight, unit_bias
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.plan.sites import Attention
 
@@ -113,9 +113,12 @@ class ExactSimulator:
             narrow = only_channels(weight, channels, ROWS)
             outliers = _weight(narrow, plan.outliers.lhs, plan.outliers.rhs, factors)
             weight = without_channels(weight, channels, ROWS)
-        main = _weight(weight, plan.lhs, plan.rhs, factors)
+        main, constant = _weight(weight, plan.lhs, plan.rhs, factors), None
+        if plan.lhs.colours:
+            constant = unit_bias(main.codes.numpy(), plan.lhs, plan.rhs)
         inverse = None if factors is None else torch.from_numpy((1 / factors).astype(np.float32))
-        return _Linear(main, outliers, _bias(call.bias, plan.bias_correction, factors, weight.shape[1]), inverse)
+        bias = _bias(call.bias, plan.bias_correction, factors, weight.shape[1], constant)
+        return _Linear(main, outliers, bias, inverse)
 
     def _factors(self, name: str, attention: float, outputs: int) -> Array:
         """What turns each output column of a qkv into units of its consumer, in float64."""
@@ -149,12 +152,18 @@ def _weight(weight: Array, lhs: Quantizer, rhs: Uniform, factors: Array | None) 
     return _Weight(torch.from_numpy(codes).float(), torch.from_numpy(scale))
 
 
-def _bias(bias: Tensor | None, correction: tuple[float, ...] | None, factors: Array | None, outputs: int) -> Any:
-    if bias is None and correction is None:
+def _bias(
+    bias: Tensor | None, correction: tuple[float, ...] | None, factors: Array | None, outputs: int,
+    constant: Array | None,
+) -> Any:  # fmt: skip
+    """constant: what the units' zeros add, in float64; never next to factors."""
+    if bias is None and correction is None and constant is None:
         return None
     whole = np.zeros(outputs, np.float32) if bias is None else bias.numpy()
     if correction is not None:
         whole = whole + np.asarray(correction, np.float32)
+    if constant is not None:
+        whole = (whole + constant).astype(np.float32)
     if factors is not None:
         whole = (whole.astype(np.float64) * factors).astype(np.float32)
     return torch.from_numpy(whole)

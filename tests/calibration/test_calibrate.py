@@ -28,7 +28,7 @@ from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.quantizers import Affine, Diffused, TwinGelu, TwinSoftmax, Uniform, as_float32
-from ptq4vit_onnx.plan.saturation_safe_weights import pair_far_inputs
+from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
 from ptq4vit_onnx.plan.scale_plan import SitePlan
 from ptq4vit_onnx.plan.sites import Site
 from ptq4vit_onnx.simulation.fake import simulate

@@ -92,9 +92,9 @@ def test_an_interrupted_calibration_searches_only_what_is_left_and_finds_the_sam
     searched: list[str] = []
     plan_site = calibrate.plan_site
 
-    def counting(recording: Any, options: Options) -> SitePlan:
+    def counting(recording: Any, *rest: Any) -> SitePlan:
         searched.append(recording.site.name)
-        return plan_site(recording, options)
+        return plan_site(recording, *rest)
 
     def stop_after_four(items: Iterable[Any], _title: str) -> Iterable[Any]:
         for number, item in enumerate(items):

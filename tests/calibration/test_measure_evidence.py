@@ -145,6 +145,7 @@ def test_a_curve_is_the_exact_loss_of_each_candidate_over_the_best(metric: str) 
     covering = float(recording.lhs.abs().max()) / 16
     plan = SitePlan("linear", "other", Uniform(5, (as_float32(0.9 * covering),)), Uniform(8, (as_float32(0.01),)))
     curve = collect(recording, plan, OPTIONS).curve
+    assert curve is not None
     grad = recording.grad if metric == "hessian" else None
     objective = Objective(recording.lhs, recording.rhs, None if grad is None else grad**2, metric)  # type: ignore[arg-type]
     rhs = plan.rhs.fake_quantize(recording.rhs)
@@ -161,6 +162,7 @@ def test_heads_have_one_mark_each_and_a_softmax_twin_is_drawn_over_its_shift() -
     heads = RECORDINGS["heads"]
     plan = plan_site(heads, OPTIONS)
     curve = collect(heads, plan, OPTIONS).curve
+    assert curve is not None
     assert len(curve.chosen) == 3
     assert isinstance(plan.lhs, Uniform)
     largest = heads.lhs.abs().amax((0, 2, 3)) / 16
@@ -168,6 +170,7 @@ def test_heads_have_one_mark_each_and_a_softmax_twin_is_drawn_over_its_shift() -
     softmax = RECORDINGS["softmax"]
     twin = SitePlan("matmul", "softmax", TwinSoftmax(5, 4), Uniform(8, (as_float32(0.02),)))
     curve = collect(softmax, twin, OPTIONS).curve
+    assert curve is not None
     assert (curve.axis, curve.x, curve.chosen) == ("shift", tuple(map(float, range(1, 12))), (4.0,))
 
 
@@ -177,7 +180,8 @@ def test_evidence_is_small_json_and_the_same_every_time() -> None:
     texts = [json.dumps(collect(recording, plan, options).to_data(), allow_nan=False) for _ in range(2)]
     assert texts[0] == texts[1]
     assert len(texts[0]) < 4000
-    assert len(collect(recording, plan, options).curve.x) == CURVE_POINTS
+    curve = collect(recording, plan, options).curve
+    assert curve is not None and len(curve.x) == CURVE_POINTS
 
 
 def test_a_site_that_is_always_zero_has_no_sqnr_and_no_damage() -> None:

@@ -15,7 +15,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.network.discovery import Call, discover, unfuse_attention, watching
 from ptq4vit_onnx.network.patches import patches
 from ptq4vit_onnx.network.timm_compat import import_timm
-from ptq4vit_onnx.plan.saturation_safe_weights import pair_far_inputs
+from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
 from ptq4vit_onnx.plan.sites import Site
 
 

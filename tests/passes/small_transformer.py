@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 
 from ptq4vit_onnx.plan.channel_fold import Channels
-from ptq4vit_onnx.plan.quantizers import TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.plan.quantizers import Pixels, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.plan.scale_plan import Outliers, ScalePlan, SitePlan
 from tests.passes.small_models import DEPTH, HEADS, WIDTH, FloatGraph, scale_plan
 
@@ -50,13 +50,14 @@ def _attention(graph: FloatGraph, x: str) -> str:
 
 
 def transformer_plan() -> ScalePlan:
-    """Channels, outliers, both twins, a bias correction, scales per head, and weights of 4, 6 and 8 bits."""
+    """Pixels, channels, outliers, both twins, a bias correction, scales per head, and weights of 4, 6 and 8 bits."""
     eight, six, heads = Uniform(8, (0.03125,)), Uniform(6, (0.0625,)), Uniform(8, (0.03125, 0.0625, 0.046875), -3)
     channels = Channels("norm1", tuple(1 + n / 8 for n in range(WIDTH)), tuple(n / 4 - 1 for n in range(WIDTH)))
     outliers = Outliers((3, 7), eight, eight)
+    pixels = Pixels(8, (0.015625, 0.03125), (123.675, 127.5))
     correction = tuple(n / 8 for n in range(WIDTH))
     return scale_plan({
-        "patch_embed.proj": SitePlan("conv", "other", eight, eight),
+        "patch_embed.proj": SitePlan("conv", "other", pixels, eight),
         "attn.qkv": SitePlan("linear", "other", eight, Uniform(8, (0.015625, 0.03125, 0.0234375)), channels=channels),
         "attn.qk": SitePlan("matmul", "other", heads, heads),
         "attn.pv": SitePlan("matmul", "softmax", TwinSoftmax(8, 5), heads),

@@ -115,6 +115,10 @@ def exceed_the_bits(work: Work) -> None:
     codes[0, 0] = 100
 
 
+def read_pixels_in_one_scale(work: Work) -> None:
+    node(work, "patch_embed.proj/pixels/QuantizeLinear").inputs[1] = gs.Constant("scale", np.ones(1, np.float32))
+
+
 def mark_a_side_as_done(work: Work) -> None:
     work.product("head").lhs_done = True
 
@@ -210,6 +214,7 @@ BROKEN: list[tuple[str, Break, str]] = [
     ("QuantizeWeights", replace_codes, "constant int8 codes.*other does not hold the int8 codes"),
     ("QuantizeWeights", exceed_the_bits, r"the plan's bits.*site mlp\.fc2.*codes -3\.\.100 do not fit 4 bits"),
     ("QuantizeWeights", mark_a_side_as_done, "reaches its product as bytes.*site head.*lhs: comes from Unsqueeze"),
+    ("QuantizePixels", read_pixels_in_one_scale, r"colour by colour.*site patch_embed\.proj.*Linear has 1 scales"),
     ("FoldHeadScales", leave_v_in_floats, r"Q @ K\^T.*site attn\.qkv.*not all of q, k and v carry codes"),
     ("QuantizeActivations", quantise_before_softmax, "as bytes.*site head.*lhs: its codes come from Softmax head/lhs"),
     ("QuantizeActivations", give_a_side_two_scales, "as bytes.*site head.*lhs: has several scales"),

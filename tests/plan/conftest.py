@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ptq4vit_onnx.plan.channel_fold import Channels
-from ptq4vit_onnx.plan.quantizers import Affine, Diffused, TwinGelu, TwinSoftmax, Uniform
+from ptq4vit_onnx.plan.quantizers import Affine, Diffused, Pixels, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.plan.scale_plan import Outliers, ScalePlan, SitePlan
 
 
@@ -21,6 +21,7 @@ def plan() -> ScalePlan:
         {
             "blocks.0.mlp.fc2": fc2,
             "blocks.0.attn.pv": SitePlan("matmul", "softmax", TwinSoftmax(8, 4), Uniform(8, (0.5,), -3)),
+            "stem.proj": SitePlan("conv", "other", Pixels(8, (0.5, 0.25), (127.5, 3.0)), Uniform(8, (0.5,))),
             "patch_embed.proj": SitePlan("conv", "other", Uniform(8, (0.5,)), Diffused(4, (0.5, 0.25)),
                                          forms={"Uniform": 0.5, "Affine": 0.25}),
         },

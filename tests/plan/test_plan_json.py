@@ -89,7 +89,7 @@ def test_a_file_is_read_again_exactly_and_is_plain_json(plan: ScalePlan, tmp_pat
     write_plan(plan, tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json") == plan
     data = json.loads((tmp_path / "plan.json").read_text())
-    assert data["format"] == 4
+    assert data["format"] == 5
     assert data["sites"]["blocks.0.attn.pv"]["lhs"] == {"type": "twin_softmax", "bits": 8, "shift": 4}
 
 
@@ -132,7 +132,7 @@ def change(*path: Any, to: Any = ...) -> Callable[[Any], None]:
 
 FC2, PV = ("sites", "blocks.0.mlp.fc2"), ("sites", "blocks.0.attn.pv")
 MISTAKES = [
-    (change("format", to=1), "format: expected 4, got 1"),
+    (change("format", to=1), "format: expected 5, got 1"),
     (change("format"), "format: missing; it was made by another version"),
     (change("model", to=3), "model: expected a valid string, got 3"),
     (change(*FC2, "losses", to={"x": float("nan")}), "fc2.losses.x: expected a finite number, got nan"),

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ptq4vit_onnx.plan.quantizers import Affine, Diffused, Quantizer, Twin, TwinGelu, TwinSoftmax, Uniform, as_float32
+from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
 from ptq4vit_onnx.plan.saturation_safe_weights import (
     INT16_MAX,
     make_pairs_safe,
-    pair_far_inputs,
     pair_limit,
     saturating_pairs,
     ship_weight,

@@ -104,7 +104,8 @@ def channels_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _quantised(made: Any, **options: Any) -> tuple[Any, ScalePlan]:
     images = torch.from_numpy(embedded_digits(made.model.preprocessing, "calibration", 4).images)
-    found = calibrate(record(made.model.module, images), Options(candidates=6, rounds=1, **options))
+    tape, choices = record(made.model.module, images), Options(candidates=6, rounds=1, **options)
+    found = calibrate(tape, choices, pixels=made.model.pixel_grid)
     plan = ScalePlan("m", "", "", {}, {}, {site.name: found[site.name] for site in made.sites})
     return quantize(made.proto, plan)[0], plan
 
@@ -116,7 +117,14 @@ def _quantised(made: Any, **options: Any) -> tuple[Any, ScalePlan]:
         {},
         {"weight_bits": 6, "activation_bits": 6, "twin": "both"},
         {"weight_bits": 4, "activation_bits": 4, "bias_correction": "always"},
-        {"weight_bits": 5, "activation_bits": 7, "weights": "per-tensor", "activations": "symmetric", "twin": "none"},
+        {
+            "weight_bits": 5,
+            "activation_bits": 7,
+            "weights": "per-tensor",
+            "activations": "symmetric",
+            "twin": "none",
+            "pixels": "searched",
+        },
     ],
 )
 @pytest.mark.parametrize("batch", [None, 3])
@@ -126,6 +134,7 @@ def test_logits_are_the_files_bit_for_bit(
     made = float_export(name, batch)
     quantised, plan = _quantised(made, **options)
     assert sum(site.channels is not None for site in plan.sites.values()) > 3
+    assert sum(len(site.lhs.colours) for site in plan.sites.values()) == (options.get("pixels") is None)
     simulated = simulate_exactly(made.model.module, plan, layout_of(quantised, plan), digits, batch=2)
     assert np.array_equal(run(quantised, digits), simulated)
 

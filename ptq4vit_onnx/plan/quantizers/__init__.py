@@ -7,7 +7,8 @@ proof ask the quantizer and need not know it (tests/test_new_quantizer.py adds o
 from __future__ import annotations
 
 from ptq4vit_onnx.plan.quantizers.affine import Affine
-from ptq4vit_onnx.plan.quantizers.quantizer import Branch, Points, Quantizer
+from ptq4vit_onnx.plan.quantizers.pixels import Pixels
+from ptq4vit_onnx.plan.quantizers.quantizer import Branch, Colour, Points, Quantizer
 from ptq4vit_onnx.plan.quantizers.rounding import MAX_BITS, MIN_BITS, Tensor, along_axis, as_float32, require_scales
 from ptq4vit_onnx.plan.quantizers.twins import GELU_MINIMUM, Twin, TwinGelu, TwinSoftmax
 from ptq4vit_onnx.plan.quantizers.uniform import Diffused, Uniform
@@ -19,7 +20,9 @@ __all__ = [
     "QUANTIZERS",
     "Affine",
     "Branch",
+    "Colour",
     "Diffused",
+    "Pixels",
     "Points",
     "Quantizer",
     "Tensor",
@@ -35,7 +38,7 @@ __all__ = [
 
 # Every quantizer by the name it has in plan.json.
 QUANTIZERS: dict[str, type[Quantizer]] = {
-    form.kind: form for form in (Uniform, Diffused, Affine, TwinSoftmax, TwinGelu)
+    form.kind: form for form in (Uniform, Diffused, Affine, TwinSoftmax, TwinGelu, Pixels)
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ptq4vit_onnx.plan.quantizers.rounding import Tensor
+from ptq4vit_onnx.plan.quantizers.rounding import Tensor, as_float32
 from ptq4vit_onnx.plan.sites import Kind, Source
 
 Array = np.ndarray[Any, Any]
@@ -48,18 +48,33 @@ class Points:
 
 
 @dataclass(frozen=True)
+class Colour:
+    """How one colour of an image becomes bytes: round((x + offset) / step) + zero_point. All but the last: float32."""
+
+    step: float
+    offset: float
+    zero_point: int
+
+    @classmethod
+    def of(cls, step: float, centre: float) -> Colour:
+        """centre: the byte of a value of 0, not always a whole number."""
+        return cls(step, as_float32((centre - round(centre)) * step), round(centre))
+
+
+@dataclass(frozen=True)
 class Quantizer(ABC):
     """kind: its name in plan.json; title: its name in words. source: the one operation whose output it is made for, or
-    None. only_kind: the one kind of site whose weight it is made for, or None. searched: what its candidates differ in.
+    None. only_kind: the one kind of site it is made for, or None. searched: what its candidates differ in.
 
     The value of x is the sum over `branches` of step * units(x): that is all that simulators and proof need to know.
+    Where inputs differ in what a step is worth, `row_steps` and `row_zeros` say more.
     """
 
     kind: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[Source | None] = None
     only_kind: ClassVar[Kind | None] = None
-    searched: ClassVar[Literal["scale", "shift"]] = "scale"
+    searched: ClassVar[Literal["scale", "shift", "nothing"]] = "scale"
 
     bits: int
 
@@ -97,6 +112,20 @@ class Quantizer(ABC):
     @abstractmethod
     def points(self) -> tuple[Points, ...]:
         """The points of each branch; of several groups, those of the largest step."""
+
+    @property
+    def colours(self) -> tuple[Colour, ...]:
+        """Of an image whose bytes are its codes: how each colour becomes bytes, before patches are cut. Else empty."""
+        return ()
+
+    def row_steps(self, inputs: int) -> Array | None:
+        """What a step of each input [inputs] is worth, float32: the weight's rows are multiplied by it before they are
+        rounded. None: what the branches say."""
+        return None
+
+    def row_zeros(self, inputs: int) -> Array | None:
+        """What unit 0 of each input [inputs] stands for, in its steps; the bias takes it up. None: zero."""
+        return None
 
     @property
     def coordinates(self) -> tuple[float, ...]:
