@@ -48,7 +48,7 @@ def rows(name: str, bits: list[int], count: int, folder: Path) -> None:
     for k in bits:
         started = time.perf_counter()
         options = Options(weight_bits=k, activation_bits=k, images=count, twin="both", candidates=3, rounds=1)
-        found = calibrate(record(model.module, torch.from_numpy(images.images)), options)
+        found = calibrate(record(model.module, torch.from_numpy(images.images)), options, pixels=model.pixel_grid)
         plan = ScalePlan(
             name, model.fingerprint, images.fingerprint, options.to_data(), versions(),
             {site.name: found[site.name] for site in sites},

@@ -58,9 +58,8 @@ def rows(name: str, bits: list[int], folds: list[int], limit: int | None, paper:
     for k in bits:
         width: dict[str, Any] = {"weight_bits": k, "activation_bits": k}
         options = Options.paper(**width) if paper else Options(**width)
-        found = calibrate(
-            record(model.module, torch.from_numpy(calibration.images), options.seed, options.labels), options
-        )
+        tape = record(model.module, torch.from_numpy(calibration.images), options.seed, options.labels)
+        found = calibrate(tape, options, pixels=model.pixel_grid)
         plan = ScalePlan(
             name, model.fingerprint, calibration.fingerprint, options.to_data(), versions(),
             {site.name: found[site.name] for site in sites},

@@ -42,7 +42,7 @@ def main() -> None:
     started, before = time.perf_counter(), peak()
     for recording in record(model.module, pixels):
         if recording.site.name in searched:
-            plan_site(recording, options)
+            plan_site(recording, options, model.pixel_grid)
             print(f"{recording.site.name}: peak {peak():.2f} GB", flush=True)
         del recording
     seconds = time.perf_counter() - started

@@ -141,7 +141,7 @@ def speed(name: str, blocks: int, images: int, bits: int, form: str) -> None:
             seconds[search] += taken[search]
         print(f"{recording.site.name}: {taken['exhaustive']:.1f} s and {taken['fast']:.2f} s", file=sys.stderr)
     started = time.perf_counter()
-    calibrate(record(model.module, pixels, options.seed, options.labels), options)
+    calibrate(record(model.module, pixels, options.seed, options.labels), options, pixels=model.pixel_grid)
     whole = time.perf_counter() - started
     print(f"{name}, {form}, {images} images, {blocks} block(s), {torch.get_num_threads()} threads")
     ratio = seconds["exhaustive"] / seconds["fast"]

@@ -45,7 +45,8 @@ def main() -> None:
     width: dict[str, Any] = {"weight_bits": parsed.bits, "activation_bits": parsed.bits}
     options = Options.paper(**width) if parsed.paper else Options(**width)
     calibration = torch.from_numpy(real_data.calibration_images(model).images)
-    plans = calibrate(record(model.module, calibration, options.seed, options.labels), options)
+    tape = record(model.module, calibration, options.seed, options.labels)
+    plans = calibrate(tape, options, pixels=model.pixel_grid)
     images = real_data.validation_images(model, 3, parsed.photos).images
     reference = simulate(model.module, None, images)
     for by in parsed.by:

@@ -137,7 +137,8 @@ def calibrate(subject: Subject, variants: Sequence[str]) -> None:
     found: dict[str, dict[str, SitePlan]] = {variant: {} for variant in variants}
     for recording in record(module, pixels) if variants else ():
         for variant, sites in found.items():
-            sites[recording.site.name] = plan_site(recording, options_of(variant, subject.real))
+            options = options_of(variant, subject.real)
+            sites[recording.site.name] = plan_site(recording, options, subject.model.pixel_grid)
     order = [site.name for site in discover(module, pixels[:1])]
     weights, images = subject.model.fingerprint, subject.images.fingerprint
     for variant, sites in found.items():

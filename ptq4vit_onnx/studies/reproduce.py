@@ -171,7 +171,7 @@ class _Bench:
         order = [site.name for site in discover(self.model.module, pixels[:1])]
         tick = ticks(self.progress, len(order), f"{row}: calibrating")
         tape = record(self.model.module, pixels, options.seed, options.labels)
-        found = calibrate(tape, options, on_site=lambda _recording, _plan: tick(1))
+        found = calibrate(tape, options, on_site=lambda _recording, _plan: tick(1), pixels=self.model.pixel_grid)
         tick(1)  # ends the bar
         return {name: found[name] for name in order}
 
