@@ -31,9 +31,11 @@ from ptq4vit_onnx.passes.shape_biases import ShapeBiases
 from ptq4vit_onnx.passes.split_gelu import SplitGelu
 from ptq4vit_onnx.passes.split_outliers import SplitOutliers
 from ptq4vit_onnx.passes.split_softmax import SplitSoftmax
+from ptq4vit_onnx.passes.take_bytes import TakeBytes
 from ptq4vit_onnx.passes.tidy import Tidy
 from ptq4vit_onnx.passes.unify_products import UnifyProducts
 from ptq4vit_onnx.passes.work import Work
+from ptq4vit_onnx.plan.file_layout import InputType
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 
 __all__ = ["PASSES", "InvariantError", "PassError", "PassReport", "quantize"]
@@ -78,20 +80,26 @@ class PassReport:
     places: Mapping[str, int]
 
 
-def quantize(float_model: onnx.ModelProto, plan: ScalePlan) -> tuple[onnx.ModelProto, PassReport]:
+def quantize(
+    float_model: onnx.ModelProto, plan: ScalePlan, input: InputType = "float"
+) -> tuple[onnx.ModelProto, PassReport]:
     """The integer model (the float one is not changed), and what was done.
 
+    input: of the integer model; "uint8" runs TakeBytes, too, and says so in the metadata.
     float_model: site names on its product nodes (see bind_sites). Raises UserError for a plan that does not
     fit the model, PassError where a planned site has a form that no pass knows, InvariantError for a mistake in a pass.
     """
     work = Work(gs.import_onnx(_with_shapes(float_model)), plan)
     before = Counter(node.op for node in work.graph.nodes)
-    for make in PASSES:
+    extra: tuple[type[Pass], ...] = (TakeBytes,) if input == "uint8" else ()
+    for make in (*PASSES[:-1], *extra, *PASSES[-1:]):  # Tidy stays the last
         make()(work)
     quantized = gs.export_onnx(work.graph)
     for field in ("ir_version", "producer_name", "producer_version"):
         setattr(quantized, field, getattr(float_model, field))
     quantized.metadata_props.extend(float_model.metadata_props)
+    if input == "uint8":
+        quantized.metadata_props.add(key="ptq4vit_onnx.input", value="uint8 [batch, height, width, colours]")
     return quantized, _report(work, before)
 
 

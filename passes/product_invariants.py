@@ -62,7 +62,10 @@ def _why_not_quantized(codes: gs.Tensor, is_twin: bool) -> str | None:
     allowed = _ON_BYTES_OF_TWINS if is_twin else _ON_BYTES
     node = maker_of(codes)
     while node is not None and node.op in allowed:
-        node = maker_of(node.inputs[0])
+        codes = node.inputs[0]
+        node = maker_of(codes)
+    if node is None and codes.dtype == np.uint8:  # an input of bytes: see TakeBytes
+        return None
     if node is None or node.op != "QuantizeLinear":
         return f"its codes come from {'nothing' if node is None else f'{node.op} {node.name}'}"
     return None

@@ -18,8 +18,10 @@ from ptq4vit_onnx.plan.saturation_safe_weights import unit_bias
 COLOURS_AXIS = 1  # of an image [batch, colours, height, width]
 
 
-@invariant("the left side of every product that reads pixels is quantised colour by colour")
+@invariant("the left side of every product that reads pixels is quantised colour by colour, or the input is bytes")
 def pixels_are_bytes(work: Work) -> Iterator[Violation]:
+    if all(entry.dtype == np.uint8 for entry in work.graph.inputs):
+        return
     by_name = {node.name: node for node in work.graph.nodes}
     for product in _readers_of_pixels(work):
         quantize = by_name.get(f"{product.name}/pixels/QuantizeLinear")

@@ -16,6 +16,7 @@ from ptq4vit_onnx.graph.model_file import read_model_file, require_reference_of
 from ptq4vit_onnx.images.stream import ImageSource, Where
 from ptq4vit_onnx.limits import require_running
 from ptq4vit_onnx.models.specs import DEFAULT
+from ptq4vit_onnx.plan.file_layout import InputType
 from ptq4vit_onnx.plan.options import Preset
 from ptq4vit_onnx.progress import Progress, silent
 from ptq4vit_onnx.proof.parity_gate import Check, Limits, ParityResult, check_files
@@ -42,6 +43,7 @@ def export(
     force: bool = False,
     img_size: AnySize | None = None,
     force_data: bool = False,
+    input: InputType = "float",
     method: Preset | None = None,
     progress: Progress = silent,
     **options: Any,
@@ -53,7 +55,8 @@ def export(
     embedded models have their own. output: a folder (./MODEL_wKaK). plan: a plan.json that is applied
     instead of calibrating; it decides the bits, the method and most options. img_size: of the images, 384 or (height,
     width); the position table is resampled to it. force_data: calibrate also on images that are all equal or of one
-    colour, which is an error otherwise. method: "ptq4vit" (the default), exactly
+    colour, which is an error otherwise. input: of model.onnx, normalised floats [n, C, H, W] or "uint8", the bytes
+    [n, H, W, C] of a decoder. method: "ptq4vit" (the default), exactly
     as published ("paper"), or the paper's Base PTQ ("base"). options: fields of ptq4vit_onnx.plan.options.Options,
     e.g. images=32, seed=0. The report's `to_data()` is what report.json holds.
 
@@ -67,7 +70,7 @@ def export(
     request = resolve_request(
         model, bits, weight_bits=weight_bits, activation_bits=activation_bits, data=data, output=output,
         checkpoint=checkpoint, random_weights=random_weights, plan=plan, batch=batch, force=force, img_size=img_size,
-        force_data=force_data, method=method, **options,
+        force_data=force_data, input=input, method=method, **options,
     )  # fmt: skip
     return run(request, progress)
 

@@ -89,7 +89,7 @@ def _run(
     from ptq4vit_onnx.runtime.bench import bench
 
     with clock("passes"):
-        path, passes = quantize_model(float_model, plan, staging / "model.onnx")
+        path, passes = quantize_model(float_model, plan, staging / "model.onnx", request.input)
         del float_model
     with clock("prove"):
         proof = prove(path, float_path, plan, model, images, progress)

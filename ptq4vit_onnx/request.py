@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.limits import MAX_BATCH, MAX_SIDE, require_whole
 from ptq4vit_onnx.models.specs import DEFAULT
+from ptq4vit_onnx.plan.file_layout import InputType
 from ptq4vit_onnx.plan.options import Options, Preset
 
 AnyPath: TypeAlias = str | Path
@@ -22,7 +23,8 @@ _NEXT_TO_PLAN = ("images", "seed")  # options that a plan does not decide
 class ExportRequest:
     """What the user asked for. output None: ./MODEL_wKaK. batch None: dynamic. plan: skip calibration.
 
-    img_size None: the model's own. force_data: calibrate also on images that are all equal or of one colour.
+    img_size None: the model's own. force_data: calibrate also on images that are all equal or of one colour. input: of
+    model.onnx; float.onnx stays as torch exports it.
     """
 
     model: str = DEFAULT
@@ -36,8 +38,13 @@ class ExportRequest:
     force: bool = False
     img_size: ImageSize | None = None
     force_data: bool = False
+    input: InputType = "float"
 
     def __post_init__(self) -> None:
+        if self.input not in get_args(InputType):
+            raise UserError(f"input is {self.input!r}; expected one of {', '.join(get_args(InputType))}")
+        if self.input == "uint8" and self.plan is None and self.options.pixels != "bytes":
+            raise UserError("--input uint8 needs --pixels bytes, which --paper and --method base do not have")
         if self.batch is not None:
             require_whole("batch", self.batch, 1, MAX_BATCH)
 
@@ -64,6 +71,7 @@ def resolve_request(
     force: bool = False,
     img_size: AnySize | None = None,
     force_data: bool = False,
+    input: InputType = "float",
     method: Preset | None = None,
     **options: Any,
 ) -> ExportRequest:
@@ -74,7 +82,7 @@ def resolve_request(
     resolved = Options.resolve("ptq4vit" if method is None else method, **widths, **options)
     return ExportRequest(
         model, resolved, _path(output), _path(checkpoint), random_weights, _path(data), _path(plan), batch, force,
-        None if img_size is None else parse_size(img_size), force_data,
+        None if img_size is None else parse_size(img_size), force_data, input,
     )  # fmt: skip
 
 

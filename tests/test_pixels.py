@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptq4vit_onnx.errors import ParityError
+from ptq4vit_onnx.cli import main as cli
+from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.images.embedded import embedded_digits
 from ptq4vit_onnx.passes import quantize_pixels
 from ptq4vit_onnx.pipeline import export
@@ -19,6 +20,7 @@ from ptq4vit_onnx.plan.quantizers import Pixels
 from ptq4vit_onnx.plan.saturation_safe_weights import unit_bias
 from ptq4vit_onnx.report.terminal import rows
 from ptq4vit_onnx.request import ExportRequest
+from ptq4vit_onnx.runtime.session import run
 
 SITE = "patch_embed.proj"
 QUICK: dict[str, Any] = {"images": 4, "candidates": 8, "channels": "none"}
@@ -88,3 +90,34 @@ def test_the_proof_sees_a_pass_that_forgets_the_constant(tmp_path: Path, monkeyp
     monkeypatch.setattr(quantize_pixels, "unit_bias", lambda *sides: 0.999 * np.asarray(unit_bias(*sides)))
     with pytest.raises(ParityError, match=f"{SITE}/MatMul.*site output"):
         export(ExportRequest("vit_digits", Options(**QUICK), tmp_path / "out"))
+
+
+@pytest.mark.parametrize(("model", "batch"), [("vit_digits", None), ("swin_digits", 3)])
+def test_a_file_that_takes_bytes_has_the_logits_of_the_file_that_takes_floats(
+    model: str, batch: int | None, tmp_path: Path, load_model: Any
+) -> None:
+    options = Options(activation_bits=6, **QUICK)
+    export(ExportRequest(model, options, tmp_path / "floats", batch=batch))
+    plan = tmp_path / "floats" / "plan.json"
+    report = export(ExportRequest(model, plan=plan, output=tmp_path / "bytes", batch=batch, input="uint8"))
+    assert report.end_to_end.identical == 100 and all(item.exact for item in report.proof.sites)
+    images = embedded_digits(load_model(model).preprocessing, "test").images[:50]
+    of_floats, of_bytes = (run(tmp_path / kind / "model.onnx", images) for kind in ("floats", "bytes"))
+    assert np.array_equal(of_floats, of_bytes)
+    first, second = ((tmp_path / kind / "float.onnx").read_bytes() for kind in ("floats", "bytes"))
+    assert first == second, "the float file is as torch exports it"
+
+
+def test_commands_feed_bytes_rightly(tmp_path: Path, capsys: pytest.CaptureFixture[str], digit_files: Path) -> None:
+    export(ExportRequest("vit_digits", Options(**QUICK), tmp_path / "out", input="uint8"))
+    model, reference = tmp_path / "out" / "model.onnx", tmp_path / "out" / "float.onnx"
+    assert cli.main(["parity", str(model), "--reference", str(reference), "--images", "100"]) == 0
+    assert "38 of 38 products equal integer arithmetic" in capsys.readouterr().out
+    assert cli.main(["eval", str(model), "--reference", str(reference), "--data", str(digit_files)]) == 0
+    assert cli.main(["bench", str(reference), str(model), "--runs", "1"]) == 0
+
+
+@pytest.mark.parametrize("options", [Options.paper(), Options.base(), Options(pixels="searched")])
+def test_an_input_of_bytes_without_pixels_as_bytes_is_refused_before_anything_is_done(options: Options) -> None:
+    with pytest.raises(UserError, match="--input uint8 needs --pixels bytes"):
+        ExportRequest("vit_digits", options, input="uint8")

@@ -1,9 +1,13 @@
-"""Two layout choices of a quantised file that change how floats are rounded, and nothing else."""
+"""Choices about a quantised file that change no plan: its input, and two of layout that change float rounding alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
+
+# float: normalised images [batch, colours, height, width]; uint8: bytes [batch, height, width, colours]
+InputType = Literal["float", "uint8"]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ptq4vit_onnx.graph.model_proto import load
 from ptq4vit_onnx.images.choice import ChosenImages, MeasuredOn
 from ptq4vit_onnx.network.load import LoadedModel
 from ptq4vit_onnx.passes import PassReport, quantize
+from ptq4vit_onnx.plan.file_layout import InputType
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.progress import Progress
 from ptq4vit_onnx.proof.end_to_end import EndToEnd, check_end_to_end
@@ -46,10 +47,12 @@ class Proof:
     measured_on: MeasuredOn
 
 
-def quantize_model(float_model: Any, plan: ScalePlan, path: Path) -> tuple[Path, PassReport]:
+def quantize_model(
+    float_model: Any, plan: ScalePlan, path: Path, input: InputType = "float"
+) -> tuple[Path, PassReport]:
     from ptq4vit_onnx.graph.model_proto import save_model
 
-    quantised, report = quantize(float_model, plan)
+    quantised, report = quantize(float_model, plan, input)
     return save_model(quantised, path), report
 
 

@@ -21,6 +21,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.graph.model_proto import Array
 from ptq4vit_onnx.progress import Progress, silent, ticks
 from ptq4vit_onnx.runtime.cpu import cpu_features
+from ptq4vit_onnx.runtime.feeding import BYTES
 from ptq4vit_onnx.runtime.session import execute, image_input, session, static_batch
 
 
@@ -180,7 +181,10 @@ def _feed(name: str, runner: Any, batch: int) -> dict[str, Array]:
         raise UserError(f"{name} has a fixed batch of {fixed}, got --batch {batch}; measure it with {fixed}")
     if not all(isinstance(length, int) for length in entry.shape[1:]):
         raise UserError(f"{name} has no fixed image size: its input {entry.name!r} is {entry.shape}")
-    return {entry.name: np.random.default_rng(0).standard_normal((batch, *entry.shape[1:]), np.float32)}
+    random, shape = np.random.default_rng(0), (batch, *entry.shape[1:])
+    if entry.type == BYTES:
+        return {entry.name: random.integers(0, 256, shape, np.uint8)}
+    return {entry.name: random.standard_normal(shape, np.float32)}
 
 
 def _require_positive(**values: int) -> None:

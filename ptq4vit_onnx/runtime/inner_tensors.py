@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from ptq4vit_onnx.graph.integer_products import Array
+from ptq4vit_onnx.runtime.feeding import as_fed
 from ptq4vit_onnx.runtime.session import run_once, session, static_batch
 
 
@@ -27,6 +28,7 @@ class Inside:
 
     def values(self, images: Array) -> dict[str, Array]:
         """The tensors for `images`; a model of static batch is run as often as they need."""
+        images = as_fed(self._runner, images)
         size = static_batch(self._runner) or len(images)
         parts = [images[start : start + size] for start in range(0, len(images), size)]
         entry = self._runner.get_inputs()[0].name

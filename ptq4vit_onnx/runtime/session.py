@@ -15,6 +15,7 @@ import onnxruntime
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.graph.model_proto import Array, Model
+from ptq4vit_onnx.runtime.feeding import BYTES, FLOATS, as_fed
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ def run(
     runner = model if hasattr(model, "get_inputs") else session(model, threads)
     name, fixed = image_input(runner).name, static_batch(runner)
     size = fixed or batch
-    outputs = []
+    images, outputs = as_fed(runner, images), []
     for start in range(0, len(images), size):
         part = images[start : start + size]
         fed = _fill(part, size) if fixed else part
@@ -104,11 +105,13 @@ def execute(runner: Any, feeds: dict[str, Array], names: list[str] | None = None
 
 
 def image_input(runner: Any) -> Any:
-    """The one input of a session's model: float images [batch, channels, height, width]."""
+    """The one input of a session's model: float images [batch, channels, height, width], or bytes [.., channels]."""
     inputs = runner.get_inputs()
-    if len(inputs) != 1 or inputs[0].type != "tensor(float)":
+    if len(inputs) != 1 or inputs[0].type not in (FLOATS, BYTES):
         found = ", ".join(f"{entry.name} {entry.type}" for entry in inputs) or "none"
-        raise UserError(f"{_name(runner)} has {len(inputs)} inputs ({found}); expected one tensor(float) of images")
+        raise UserError(
+            f"{_name(runner)} has {len(inputs)} inputs ({found}); expected one {FLOATS} or {BYTES} of images"
+        )
     return inputs[0]
 
 
