@@ -1,6 +1,7 @@
 """ONNX Runtime on this machine's CPU, and how this process behaves.
 
 session        sessions, inference over batches, the graph that is really executed
+feeding        images as a model file takes them: normalised floats, or bytes
 inner_tensors  tensors inside a model, as ONNX Runtime computes them
 bench          interleaved timing of models, and profiles
 cpu            the CPU's features that decide the speed of integer kernels
