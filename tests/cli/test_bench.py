@@ -112,7 +112,7 @@ def test_a_mistake_in_the_call_is_one_line(
     ("inputs", "body", "said"),
     [
         ("float[n,4] x, float[n,4] z", "y = Add (x, z)", "has 2 inputs"),
-        ("int64[n,4] x", "y = Cast <to = 1> (x)", "expected one tensor(float) of images"),
+        ("int64[n,4] x", "y = Cast <to = 1> (x)", "expected one tensor(float) or tensor(uint8) of images"),
         ("float[n,4] x", "shape = Constant <value = int64[2] {3, 5}> () y = Reshape (x, shape)", "cannot run"),
     ],
 )
