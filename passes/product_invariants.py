@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 from ptq4vit_onnx.graph.movement import REARRANGING_OR_PICKING
 from ptq4vit_onnx.passes.tensors import is_made_by, maker_of, values_of
 from ptq4vit_onnx.passes.work import Invariant, Product, Violation, Work, invariant
-from ptq4vit_onnx.plan.quantizers import TwinGelu, TwinSoftmax
+from ptq4vit_onnx.plan.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.plan.sites import Kind
 
 # Between QuantizeLinear and DequantizeLinear: bytes are moved, limited, shifted and read as signed ones;
@@ -74,7 +74,7 @@ def _why_not_quantized(codes: gs.Tensor, is_twin: bool) -> str | None:
 @invariant("every right side is quantised, and every left side whose quantizer has no pass of its own")
 def plain_sides_are_done(work: Work) -> Iterator[Violation]:
     for product in work.products:
-        has_own_pass = product.lhs.source is not None
+        has_own_pass = not isinstance(product.lhs, (Uniform, Affine))
         if not product.rhs_done or not (product.lhs_done or has_own_pass):
             yield product.violation(f"the {'lhs' if product.rhs_done else 'rhs'} carries floats")
 

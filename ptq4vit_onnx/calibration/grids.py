@@ -101,7 +101,12 @@ def channel_grid(weight: Tensor, bits: int, options: Options) -> UniformGrid:
 
 def form_grid(form: type[Quantizer], x: Tensor, bits: int, options: Options) -> ListGrid:
     """What a form of quantizer offers for the values of x, as one tensor."""
-    return ListGrid(form.candidates(bits, float(x.min()), float(x.max()), factors(options).tolist()))
+    scales = factors(options).tolist()
+    offered = form.candidates(bits, float(x.min()), float(x.max()), scales)
+    assert form.searched != "scale" or len(offered) == len(scales), (
+        f"{form.__name__} offers {len(offered)} candidates for {len(scales)} factors of its scale, expected one each"
+    )
+    return ListGrid(offered)
 
 
 def group_reduce(x: Tensor, groups: int, axis: int, how: str) -> Tensor:

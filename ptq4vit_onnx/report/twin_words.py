@@ -11,7 +11,8 @@ from ptq4vit_onnx.plan.scale_plan import SitePlan
 
 @dataclass(frozen=True)
 class TwinChoice:
-    """taken: the site has two ranges. saves: expected damage that a twin takes off the best single range."""
+    """taken: the site has the quantizer made for its source. saves: expected damage that this one takes off the best of
+    the others. one_product: it was taken and its ranges may share a product."""
 
     taken: bool
     saves: float
@@ -32,7 +33,7 @@ def twin_choice(site: SitePlan) -> TwinChoice | None:
     single = [damage for form, damage in site.forms.items() if form not in made_for_it]
     if twin is None or not single:
         return None
-    taken = len(site.lhs.branches) > 1
+    taken = type(site.lhs).__name__ in made_for_it
     return TwinChoice(taken, min(single) - twin, taken and site.lhs.merged is not None)
 
 

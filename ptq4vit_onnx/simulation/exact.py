@@ -1,11 +1,11 @@
 """The plan in integers, on the torch model: every product as a sum of codes, rounded to float as the runtime does.
 
-The simulator (`simulate.Simulator`) multiplies decoded values in float32: good for accuracy, but its last bits are
+The simulator (`fake.Simulator`) multiplies decoded values in float32: good for accuracy, but its last bits are
 its own. This one computes each product exactly and goes back to float32 in the same few steps as the file:
 
     acc * (lhs scale * rhs scale)  [+ the twin's other branch]  [+ outliers]  [+ bias]  [* the heads' scales]
 
-With the runtime's own LayerNorm, softmax and GELU in between (`runtime_floats`), its logits are the file's.
+With the runtime's own LayerNorm, softmax and GELU in between (`ort_kernels`), its logits are the file's.
 """
 
 from __future__ import annotations

@@ -81,7 +81,10 @@ class Quantizer(ABC):
     @classmethod
     @abstractmethod
     def candidates(cls, bits: int, low: float, high: float, factors: Sequence[float]) -> tuple[Quantizer, ...]:
-        """What a search tries for values low..high. factors: of the scale that just covers them."""
+        """What a search tries for values low..high. factors: of the scale that just covers them.
+
+        Where `searched` is "scale": one candidate for each factor, in their order.
+        """
 
     @property
     @abstractmethod
