@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,12 +34,16 @@ from ptq4vit_onnx.request import IMG_SIZE, ExportRequest, size_text
 from ptq4vit_onnx.runtime import process
 
 Array = np.ndarray[Any, Any]
+_ONE_AT_A_TIME = threading.RLock()  # torch's exporter, the environment and logging belong to the whole process
 LATENCY_RUNS = 10  # of each model, in turns; `bench` measures longer and more
 
 
 def export(request: ExportRequest, progress: Progress = silent) -> Report:
-    """Export, calibrate, quantise, prove, write; on UserError or ParityError nothing is written."""
-    with process.prepared():  # before torch is imported, if the caller has not imported it
+    """Export, calibrate, quantise, prove, write; on UserError or ParityError nothing is written.
+
+    Exports in several threads of one process run one after the other.
+    """
+    with _ONE_AT_A_TIME, process.prepared():  # before torch is imported, if the caller has not imported it
         return _export(request, progress)
 
 

@@ -25,9 +25,11 @@ from ptq4vit_onnx.passes.split_gelu import SplitGelu
 from ptq4vit_onnx.passes.work import Work
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.plan_json import read_plan
-from ptq4vit_onnx.plan.quantizers import QUANTIZERS, Branch, Points, Quantizer, Tensor, as_float32
+from ptq4vit_onnx.plan.quantizers import QUANTIZERS, Branch, Points, Quantizer, Tensor, Uniform, as_float32
 from ptq4vit_onnx.plan.quantizers.rounding import require_bits, require_scales, round_clip
+from ptq4vit_onnx.plan.scale_plan import SitePlan
 from ptq4vit_onnx.plan.sites import Source
+from ptq4vit_onnx.plan.twins import twin_choice
 from ptq4vit_onnx.request import ExportRequest
 from ptq4vit_onnx.simulation.fake import simulate
 
@@ -128,6 +130,13 @@ def test_a_new_quantizer_is_searched_saved_simulated_shown_and_proven(
     assert torch.equal(plan.sites[SITE].lhs.fake_quantize(torch.tensor([-1.0, 0.0])), torch.zeros(2)), (
         "negatives are zero"
     )
+
+
+def test_a_form_of_one_range_that_was_taken_is_said_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(QUANTIZERS, Positive.kind, Positive)
+    forms = {"Positive": 1.0, "Affine": 2.0}
+    choice = twin_choice(SitePlan("linear", "gelu", Positive(8, 0.5), Uniform(8, (0.5,)), forms=forms))
+    assert str(choice) == "twin would save 1.0e+00 at no second product: taken"
 
 
 @pytest.mark.usefixtures("registered")

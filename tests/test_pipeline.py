@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -259,3 +263,20 @@ def test_parity_is_relative_to_the_largest_logit() -> None:
     assert FloatParity(1, 1e-4).passed
     assert not FloatParity(1, float(np.nextafter(1e-4, 1))).passed
     assert not FloatParity(1, float("nan")).passed
+
+
+def test_exports_in_two_threads_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = threading.Semaphore(1)
+
+    def alone(_request: ExportRequest, _progress: Any) -> bool:
+        entered = inside.acquire(blocking=False)
+        time.sleep(0.1)
+        if entered:
+            inside.release()
+        return entered
+
+    monkeypatch.setattr(pipeline, "_export", alone)
+    before = dict(os.environ)
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(export, [ExportRequest()] * 3))
+    assert dict(os.environ) == before

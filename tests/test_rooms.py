@@ -44,6 +44,7 @@ def with_module(tmp_path: Path) -> Callable[[str, str], list[str]]:
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ptq4vit_onnx.report.data import Report",
             "upwards: plan.new imports report.data",
         ),
+        ("graph.new", "from ptq4vit_onnx import evaluate", "upwards: graph.new imports api"),
         ("passes.new", "def f():\n    import torch", "passes.new imports torch: torch"),
         ("network.new", "import onnx", "network.new imports ONNX: onnx"),
         ("models.new", "def f():\n    from timm import create_model", "models.new imports torch: timm"),
@@ -63,7 +64,9 @@ def with_module(tmp_path: Path) -> Callable[[str, str], list[str]]:
         ("graph.utils", "", "graph.utils: says nothing"),
         ("attic.new", "", "attic has no place in LEVELS"),
         ("graph.new", "x = 1\n" * 350, "graph.new has 352 lines, at most 350"),
-        ("proof.new", "isinstance(x, (int, Affine))\n" * 4, "5 tests on quantizer types, at most 3: proof"),
+        ("proof.new", "isinstance(x, (int, Affine))\n" * 4, "6 tests on quantizer types, at most 3: plan"),
+        ("proof.new", "isinstance(x, quantizers.Affine)\n" * 4, "6 tests on quantizer types"),
+        ("proof.new", "match x:\n    case Affine():\n        pass\n" * 4, "6 tests on quantizer types"),
         ("graph.new", "import passes", "graph.new imports passes or models by a bare name"),
     ],
 )

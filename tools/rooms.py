@@ -44,6 +44,7 @@ MAY_ONNX = frozenset({"graph", "runtime", "passes", "evaluation", "proof", "simu
 # All that calibration sees of the network.
 RECORDED = frozenset({"network.recording", "network.planned_product"})
 MOST_FILES, MOST_LINES, MOST_OUTSIDE = 14, 350, 7
+HANDED_ON = frozenset({"export", "evaluate", "check_parity"})  # names of `api` that the package's __init__ hands on
 # Quantizers answer for themselves; only they and the passes that emit them may ask which one it is, and few others.
 QUANTIZER_TYPES = frozenset({"Uniform", "Diffused", "Affine", "Twin", "TwinSoftmax", "TwinGelu"})
 MOST_TYPE_TESTS = 3
@@ -87,9 +88,13 @@ class Module:
     @property
     def type_tests(self) -> int:
         """How often it asks whether something is a certain quantizer."""
-        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
-        asked = [call.args[1] for call in calls if ast.unparse(call.func) == "isinstance" and len(call.args) == 2]
-        return sum(bool({ast.unparse(name) for name in ast.walk(kinds)} & QUANTIZER_TYPES) for kinds in asked)
+        nodes = list(ast.walk(self.tree))
+        calls = [node for node in nodes if isinstance(node, ast.Call) and len(node.args) == 2]
+        asked: list[ast.expr] = [
+            call.args[1] for call in calls if ast.unparse(call.func) in ("isinstance", "issubclass")
+        ]
+        asked += [node.cls for node in nodes if isinstance(node, ast.MatchClass)]
+        return sum(bool({_last_name(part) for part in ast.walk(kinds)} & QUANTIZER_TYPES) for kinds in asked)
 
     @property
     def prints(self) -> bool:
@@ -98,6 +103,11 @@ class Module:
         return any(
             ast.unparse(call.func) in ("print", "pprint", "sys.stdout.write", "sys.stderr.write") for call in calls
         )
+
+
+def _last_name(node: ast.AST) -> str:
+    """Uniform, of `Uniform` as of `quantizers.Uniform`; empty for what is no name."""
+    return ast.unparse(node).rpartition(".")[2] if isinstance(node, (ast.Name, ast.Attribute)) else ""
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
@@ -129,6 +139,7 @@ def edges(known: Mapping[str, Module]) -> Edges:
     for module in known.values():
         for name in module.imports if module.name else ():
             package, _, inner = name.partition(".")
+            inner = "api" if inner in HANDED_ON else inner
             if package == PACKAGE and inner and inner in known and inner != module.name:
                 found[module.room, known[inner].room].add((module.name, inner))
     return dict(found)

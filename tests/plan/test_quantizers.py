@@ -280,3 +280,10 @@ def test_errors_are_handed_to_the_row_after_the_next_in_each_column_by_itself() 
 def test_what_clipping_takes_off_is_handed_on_up_to_half_a_step() -> None:
     weight = np.array([[9.0, 9.0], [0.2, 0.6], [0.2, 0.0]], np.float32)
     assert Diffused(3, (1.0,)).codes(weight).tolist() == [[3, 3], [1, 1], [0, 0]]
+
+
+def test_of_a_twin_values_half_a_step_beyond_the_outermost_points_are_clipped() -> None:
+    x = np.zeros(1, np.float32)
+    gelu = TwinGelu(4, 0.5, 2)  # negatives down to -7/8 in steps of 1/8, positives up to 7/2 in steps of 1/2
+    assert gelu.beyond(x) == (-7 / 8 - 1 / 16, 7 / 2 + 1 / 4)
+    assert TwinSoftmax(4, 2).beyond(x) == (-np.inf, np.inf), "probabilities end one step above the last point"

@@ -63,6 +63,8 @@ def test_other_metrics_ask_for_a_many_times_smaller_loss(monkeypatch: pytest.Mon
 def test_one_product_is_free() -> None:
     assert TwinSoftmax(4, 5).price_in_nats == 0 and TwinSoftmax(8, 5).price_in_nats > 0
     assert TwinGelu(4, 0.5, 4).price_in_nats == 0 and Uniform(8, (1.0,)).price_in_nats == 0
+    assert TwinSoftmax(4, 5).price_as_ratio == 1 < TwinSoftmax(8, 5).price_as_ratio
+    assert TwinGelu(4, 0.5, 4).price_as_ratio == 1 and Uniform(8, (1.0,)).price_as_ratio == 1
 
 
 def test_the_report_says_what_was_chosen_and_why() -> None:
