@@ -127,6 +127,12 @@ def leave_v_in_floats(work: Work) -> None:
     work.product("attn.pv").rhs_done = False
 
 
+def multiply_codes(work: Work) -> None:
+    """Only between the branches of a twin are bytes multiplied."""
+    dequantize = made(work.product("head").node.inputs[0])
+    dequantize.inputs[0] = work.add("Mul", "head/lhs/Mul", [dequantize.inputs[0], dequantize.inputs[0]])
+
+
 def quantise_before_softmax(work: Work) -> None:
     """An operation on floats between a DequantizeLinear and what made its codes."""
     dequantize = made(work.product("head").node.inputs[0])
@@ -217,6 +223,7 @@ BROKEN: list[tuple[str, Break, str]] = [
     ("QuantizePixels", read_pixels_in_one_scale, r"colour by colour.*site patch_embed\.proj.*Linear has 1 scales"),
     ("FoldHeadScales", leave_v_in_floats, r"Q @ K\^T.*site attn\.qkv.*not all of q, k and v carry codes"),
     ("QuantizeActivations", quantise_before_softmax, "as bytes.*site head.*lhs: its codes come from Softmax head/lhs"),
+    ("QuantizeActivations", multiply_codes, "as bytes.*site head.*lhs: its codes come from Mul head/lhs/Mul"),
     ("QuantizeActivations", give_a_side_two_scales, "as bytes.*site head.*lhs: has several scales"),
     ("QuantizeActivations", make_a_left_side_signed, "as bytes.*site head.*lhs: is not unsigned"),
     ("QuantizeActivations", leave_a_left_side, "every right side is quantised.*site head.*the lhs carries floats"),
