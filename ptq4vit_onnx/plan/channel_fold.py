@@ -1,4 +1,4 @@
-"""Channels of a product's input moved and scaled one by one, at no cost: a LayerNorm and a linear take it up.
+"""A shift and a scale for each input channel of a linear, folded into it and into the LayerNorm before, at no cost.
 
 A linear behind a LayerNorm may see (x - shift) / scale, one shift and one scale per channel, in place of x:
 
@@ -47,8 +47,8 @@ class Channels:
 
     def of_bias(self, weight: Array, bias: Array) -> Array:
         """The linear's bias [outputs], folded; `weight` [channels, outputs] as it was. Added up in float64."""
-        moved = (_float32(self.shift).astype(np.float64)[:, None] * weight).sum(0)
-        return np.asarray(bias + moved, np.float32)
+        shifted = (_float32(self.shift).astype(np.float64)[:, None] * weight).sum(0)
+        return np.asarray(bias + shifted, np.float32)
 
 
 def _float32(values: tuple[float, ...]) -> Array:

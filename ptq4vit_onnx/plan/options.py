@@ -31,13 +31,13 @@ Labels = Literal["sampled", "argmax", "signs"]
 class Options:
     """The defaults are what measured best; `base` and `paper` are the paper's own two settings.
 
-    alpha, beta: candidates are spread over [alpha, beta] x the scale that just covers the largest value.
+    alpha, beta: candidates divide [alpha, beta] evenly, in units of the scale that just covers the largest value.
     twin: which inputs get two ranges; auto decides per site whether the second range pays for itself.
     activations: affine offers a zero point next to the symmetric form of the paper, and keeps the better.
     outliers: auto gives single input channels that dwarf all others a scale of their own.
-    channels: auto moves and scales the input channels of layers behind a LayerNorm, where that lowers the loss.
+    channels: auto shifts and scales the input channels of layers behind a LayerNorm, where that lowers the loss.
     pixels: bytes takes an 8-bit image as it is, whatever the width of activations; searched rounds it as any other.
-    rounding: diffused hands the rounding errors of patch weights on from pixel to pixel, where that lowers the loss.
+    rounding: diffused rounds patch weights by error diffusion from pixel to pixel, where that lowers the loss.
     bias_correction: auto takes mean errors off the outputs where they share the weight's scale, as with per-tensor.
     labels: of the loss whose gradients weigh the errors; signs and sampled estimate the same, signs with less noise.
     rounds: how often the search alternates between the two sides of a product; 0 searches each side by itself.
@@ -67,8 +67,8 @@ class Options:
     def __post_init__(self) -> None:
         for name, least, most in _WHOLE:
             require_whole(name, getattr(self, name), least, most)
-        spread = (self.alpha, self.beta)
-        if not all(isinstance(value, (int, float)) for value in spread) or not 0 <= self.alpha < self.beta < math.inf:
+        ends = (self.alpha, self.beta)
+        if not all(isinstance(value, (int, float)) for value in ends) or not 0 <= self.alpha < self.beta < math.inf:
             raise UserError(f"alpha {self.alpha!r} and beta {self.beta!r} are not numbers 0 <= alpha < beta")
         for name, kind in _CHOICES.items():
             if getattr(self, name) not in get_args(kind):

@@ -15,7 +15,7 @@ import numpy as np
 from ptq4vit_onnx.plan.quantizers import Quantizer, Tensor, Uniform, along_axis
 
 INT16_MAX = 32767
-JUST_OVER_HALF = 0.502  # rounds half of an odd number away from zero, and does no harm up to 249
+JUST_OVER_HALF = 0.502  # (n * 0.502).round() is n / 2, of an odd n rounded away from zero; exact up to |n| = 249
 
 
 def pair_limit(lhs: Quantizer) -> int:
@@ -24,7 +24,7 @@ def pair_limit(lhs: Quantizer) -> int:
 
 
 def ship_weight(weight: np.ndarray[Any, Any], lhs: Quantizer, rhs: Uniform) -> tuple[np.ndarray[Any, Any], int]:
-    """int8 codes of `weight` [inputs, outputs] as they ship next to `lhs`, and how many codes were moved."""
+    """int8 codes of `weight` [inputs, outputs] as they ship next to `lhs`, and how many of them pair-safety changed."""
     steps = lhs.row_steps(len(weight))
     codes = rhs.codes(weight if steps is None else weight * steps[:, None])
     safe = make_pairs_safe(codes.copy(), pair_limit(lhs))

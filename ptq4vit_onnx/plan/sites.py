@@ -24,7 +24,7 @@ class Site:
 
     lhs_source: what feeds the left side. weight_groups: how many equal blocks of output columns the paper
     gives a weight scale of their own (3 for a fused qkv, else 1). heads: length of axis -3 of a matmul's
-    sides, else 1. norm: path of the LayerNorm whose output a linear reads, moved about at most; else empty.
+    sides, else 1. norm: path of the LayerNorm whose output a linear reads as it is or rearranged; else empty.
     has_bias: of a linear, as a parameter of its own that can be changed.
     """
 

@@ -35,7 +35,7 @@ from ptq4vit_onnx.runtime.inner_tensors import fetch
 from ptq4vit_onnx.runtime.session import optimised_model
 
 Status = Literal["passed", "failed", "skipped"]
-# Of a site's spread. At 8 bits right models stay at 0.01 to 0.05 of the float one at every site.
+# Root mean square error of a site over its standard deviation; right models of 8 bits stay at 0.01 to 0.05.
 FLOAT_LIMIT = 0.1
 _NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

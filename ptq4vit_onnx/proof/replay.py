@@ -111,7 +111,7 @@ class _SiteOutputs:
         proto = load(model)
         self._tensors = output_tensors(proto, plan.sites)
         self._factors = column_factors_of(proto, plan)
-        # laid open, then optimised: integer kernels run, and no output is melted into a later node
+        # laid open, then optimised: integer kernels run, and no output is fused into a later node
         self._inside = Inside(proto, list(dict.fromkeys(self._tensors.values())), optimise=True)
 
     def of(self, images: Array) -> dict[str, Array]:

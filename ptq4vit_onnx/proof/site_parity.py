@@ -237,7 +237,7 @@ class _SiteTask:
         return {"site output": oracle.compare_site(terms, bias, values[self.output]).failure}
 
     def _site_output_can_be_checked(self) -> bool:
-        """The runtime may have melted the output into a later node; a kernel may return codes or a bias."""
+        """Not where the runtime fused the output into a later node, or where a kernel returns codes or adds a bias."""
         if self.output not in self.index.producer:
             return False
         plain = all(item.bias is None and item.output_scale is None for item in self.kernels.values())

@@ -24,7 +24,8 @@ Array = np.ndarray[Any, Any]
 
 
 class Hold(Protocol):
-    """What another engine computed of the same images: `show` runs it, a call exchanges a site's output for its."""
+    """Another engine's outputs of the same sites. `show` runs it on images; a call takes the simulated output of a site
+    and returns the one to continue with."""
 
     def show(self, images: Array) -> None: ...
 
@@ -74,7 +75,8 @@ class Simulator:
 def applying(model: nn.Module, plan: ScalePlan | Mapping[str, SitePlan], handler: Handler) -> Iterator[None]:
     """While it is open, `handler` computes the products of the model that the plan is about.
 
-    Others are constants: whoever makes a plan or takes one over sees to it that all sites are in it.
+    Products that the plan does not name are computed in float. These are products of constants: making or reading a
+    plan checks that it names all others.
     """
     sites = plan.sites if isinstance(plan, ScalePlan) else plan
 

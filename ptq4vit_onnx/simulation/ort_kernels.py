@@ -1,7 +1,7 @@
 """ONNX Runtime's own float kernels inside a torch model: LayerNorm, softmax, GELU and mean.
 
-Two libraries compute a LayerNorm to the last bit but one. Between two roundings that last bit decides now and then
-which code a value gets, and at few bits one code changes the next hundred. With the runtime's kernels on both sides,
+The LayerNorms of two libraries differ in the last bit. Where a value lies halfway between two codes, that bit decides
+which one it gets, and at few bits one code changes the next hundred. With the runtime's kernels on both sides,
 what is left between a simulator and the file is what the file does wrong.
 """
 

@@ -162,7 +162,7 @@ class Quantizer(ABC):
 
     @property
     def merged(self) -> Branch | None:
-        """Both branches as one, in fine steps, where that fits a byte; so one product serves both. The one there is."""
+        """All branches as one, in steps of the first, where its codes fit a byte: one product is enough. Else None."""
         return self.branches[0] if len(self.branches) == 1 else None
 
     @property
