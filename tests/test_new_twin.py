@@ -104,6 +104,7 @@ class SplitStairs(Pass):
         quantizer, name, x = product.lhs, product.name, product.node.inputs[0]
         assert isinstance(quantizer, Stairs)
         fine, coarse = (ByteCodes(step, 0, 0, quantizer.high) for step in (quantizer.scale, quantizer.coarse))
+        assert quantizer.border is not None
         border = work.constant(f"{name}/border", scalar(quantizer.border, np.float32))
         exceeding = work.add("Sub", f"{name}/lhs.coarse/Sub", [x, border])
         low, high = (

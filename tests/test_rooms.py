@@ -44,6 +44,11 @@ def with_module(tmp_path: Path) -> Callable[[str, str], list[str]]:
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ptq4vit_onnx.report.data import Report",
             "upwards: plan.new imports report.data",
         ),
+        (
+            "simulation.new",
+            "from ptq4vit_onnx.calibration.grids import factors",
+            "upwards: simulation.new imports calibration.grids",  # rooms of one level do not see each other
+        ),
         ("graph.new", "from ptq4vit_onnx import evaluate", "upwards: graph.new imports api"),
         ("passes.new", "def f():\n    import torch", "passes.new imports torch: torch"),
         ("network.new", "import onnx", "network.new imports ONNX: onnx"),

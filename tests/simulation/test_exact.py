@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from onnx.reference import ReferenceEvaluator
 
-from ptq4vit_onnx.calibration import channel_scales as channel_choice
+from ptq4vit_onnx.calibration import channel_scales
 from ptq4vit_onnx.calibration.calibrate import calibrate
 from ptq4vit_onnx.images.embedded import embedded_digits
 from ptq4vit_onnx.network.tape import record
@@ -25,7 +25,7 @@ from ptq4vit_onnx.proof.float_sites import FloatSites
 from ptq4vit_onnx.proof.layout import layout_of
 from ptq4vit_onnx.proof.site_parity import check_sites
 from ptq4vit_onnx.runtime.session import run
-from ptq4vit_onnx.simulation import ort_kernels as runtime_floats
+from ptq4vit_onnx.simulation import ort_kernels
 from ptq4vit_onnx.simulation.exact import _Weight, kernel
 from ptq4vit_onnx.simulation.fake import simulate_exactly
 from ptq4vit_onnx.simulation.ort_kernels import RuntimeFloats
@@ -77,13 +77,13 @@ def test_units_count_from_the_zero_point() -> None:
 def test_the_runtimes_float_kernels_compute_what_torch_does(compute: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
     calls: list[str] = []
-    original = runtime_floats._run
+    original = ort_kernels._run
 
     def counted(operation: str, *rest: Any, **attributes: Any) -> Any:
         calls.append(operation)
         return original(operation, *rest, **attributes)
 
-    monkeypatch.setattr(runtime_floats, "_run", counted)
+    monkeypatch.setattr(ort_kernels, "_run", counted)
     with RuntimeFloats():
         out = compute(x)
     assert len(calls) == 1
@@ -99,7 +99,7 @@ def test_other_operations_stay_in_torch() -> None:
 @pytest.fixture(autouse=True)
 def channels_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four images are enough here to scale channels by: what is tested is that file and simulator do the same."""
-    monkeypatch.setattr(channel_choice, "LEAST_ROWS", 1)
+    monkeypatch.setattr(channel_scales, "LEAST_ROWS", 1)
 
 
 def _quantised(made: Any, **options: Any) -> tuple[Any, ScalePlan]:
