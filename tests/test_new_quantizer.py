@@ -29,7 +29,7 @@ from ptq4vit_onnx.plan.quantizers import QUANTIZERS, Branch, Points, Quantizer, 
 from ptq4vit_onnx.plan.quantizers.rounding import require_bits, require_scales, round_clip
 from ptq4vit_onnx.plan.scale_plan import SitePlan
 from ptq4vit_onnx.plan.sites import Source
-from ptq4vit_onnx.plan.twins import twin_choice
+from ptq4vit_onnx.report.twin_words import twin_choice
 from ptq4vit_onnx.request import ExportRequest
 from ptq4vit_onnx.simulation.fake import simulate
 

@@ -18,8 +18,8 @@ import torch
 
 from ptq4vit_onnx import passes, pipeline
 from ptq4vit_onnx.calibration.grids import form_grid
-from ptq4vit_onnx.passes.a_pass import Pass
 from ptq4vit_onnx.passes.byte_codes import ByteCodes, add_dequantize, add_quantize
+from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.split_softmax import SplitSoftmax
 from ptq4vit_onnx.passes.twin_codes import largest_byte
 from ptq4vit_onnx.passes.work import Product, Work, scalar

@@ -6,7 +6,7 @@ import pytest
 
 from ptq4vit_onnx.passes import quantize
 from ptq4vit_onnx.plan.plan_json import read_plan
-from ptq4vit_onnx.proof.layout import form_of
+from ptq4vit_onnx.proof.layout import layout_of
 from tests.golden import derive
 
 
@@ -23,5 +23,5 @@ from tests.golden import derive
 def test_twins_that_are_one_product_are_those_the_passes_merged(case: str, merged: bool) -> None:
     plan = read_plan(derive.FOLDER / f"{case}.plan.json")
     model, report = quantize(derive.model_of(case), plan)
-    found = form_of(model, plan).merged
+    found = layout_of(model, plan).merged
     assert found == set(report.merged) and bool(found) == merged
