@@ -48,8 +48,9 @@ MARKS = {
     "vit_base_patch32_clip_224": "norm_pre",
     "crossvit_tiny_240": "fusion",
 }
-# Float operations that the simulator leaves to torch (rotary embedding, SiLU; cosine attention's norms): a last bit of
-# theirs decides now and then between two codes, here on one image of 64. One more may differ on another CPU.
+# These two differ from the simulator on one image of 64, the same one at every run. Likely by float operations that the
+# simulator leaves to torch (rotary embedding, SiLU; cosine attention's norms): a last bit decides between two codes.
+# One more image may differ on another CPU.
 LEAST_IDENTICAL = {"eva02_base_patch14_448": 100 * 62 / 64, "swinv2_tiny_window8_256": 100 * 62 / 64}
 Made = list[torch.nn.Module]
 
