@@ -16,7 +16,7 @@ from ptq4vit_onnx.errors import UserError
 if TYPE_CHECKING:
     from ptq4vit_onnx.progress import Progress
     from ptq4vit_onnx.runtime.bench import BenchResult, Profile
-    from ptq4vit_onnx.studies.peers import Contestant
+    from ptq4vit_onnx.studies.peers import JudgedModel
 
 PEER_NAMES = (
     "ort-static",
@@ -56,60 +56,60 @@ def run_bench(parsed: argparse.Namespace, progress: Progress) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as folder:
         models: dict[str, Path] = {str(path): path for path in parsed.model}
         calibrated_on = ""
-        contestants: list[Contestant] = []
+        judged: list[JudgedModel] = []
         if any((parsed.against, parsed.data, parsed.reference, parsed.where, parsed.images)):
-            calibrated_on, contestants = _contest(parsed, models, Path(folder), progress)
+            calibrated_on, judged = _judge(parsed, models, Path(folder), progress)
         result = bench(models, parsed.threads, parsed.batch, parsed.runs, progress=progress)
         first = (parsed.threads[0], parsed.batch[0])
         profiles = {name: profile(path, *first) for name, path in models.items()} if parsed.profile else {}
     if parsed.json:
-        return Outcome(json.dumps(_data(result, contestants, profiles, calibrated_on)))
-    return Outcome("\n\n".join(_parts(result, contestants, profiles, calibrated_on, first)))
+        return Outcome(json.dumps(_data(result, judged, profiles, calibrated_on)))
+    return Outcome("\n\n".join(_parts(result, judged, profiles, calibrated_on, first)))
 
 
-def _contest(
+def _judge(
     parsed: argparse.Namespace, models: dict[str, Path], folder: Path, progress: Progress
-) -> tuple[str, list[Contestant]]:
+) -> tuple[str, list[JudgedModel]]:
     """Add the peers to `models` and evaluate all of them; returns also what the peers were calibrated on."""
     from ptq4vit_onnx.images.stream import ImageSource, Where
-    from ptq4vit_onnx.studies import peers as contest
+    from ptq4vit_onnx.studies import peers
 
     where = None if parsed.where is None else Where.parse(parsed.where)
     judged_on = ImageSource(parsed.data, parsed.images, where, skip_unreadable=True)
-    reference = contest.float_file(parsed.model[0], parsed.reference)
-    contest.require_contest(parsed.model, reference)
+    reference = peers.float_file(parsed.model[0], parsed.reference)
+    peers.require_same_model(parsed.model, reference)
     calibrated_on = ""
     if parsed.against:
         source = ImageSource(parsed.calibration or parsed.data, where=None if parsed.calibration else where)
-        images = contest.calibration_images(reference, source)
+        images = peers.calibration_images(reference, source)
         calibrated_on = f"{len(images)} images of {images.source}"
         names = list(dict.fromkeys(parsed.against))
-        models.update(contest.build_peers(names, reference, images, folder, progress))
+        models.update(peers.build_peers(names, reference, images, folder, progress))
     has_images = parsed.data is not None or reference.embedded
-    return calibrated_on, contest.judge(models, reference, judged_on if has_images else None, progress)
+    return calibrated_on, peers.judge(models, reference, judged_on if has_images else None, progress)
 
 
 def _data(
     result: BenchResult,
-    contestants: Sequence[Contestant],
+    judged: Sequence[JudgedModel],
     profiles: Mapping[str, Profile],
     calibrated_on: str,
 ) -> dict[str, Any]:
     return {
         **result.to_data(),
-        "models": [contestant.to_data() for contestant in contestants],
+        "models": [item.to_data() for item in judged],
         "peers_calibrated_on": calibrated_on or None,
         "profiles": {name: found.to_data() for name, found in profiles.items()},
     }
 
 
 def _parts(
-    result: BenchResult, contestants: Sequence[Contestant], profiles: Mapping[str, Profile],
+    result: BenchResult, judged: Sequence[JudgedModel], profiles: Mapping[str, Profile],
     calibrated_on: str, setting: tuple[int, int],
 ) -> list[str]:  # fmt: skip
     parts = [f"measured on {result.cpu}", table(_timing_rows(result))]
-    if contestants:
-        parts.append(table(_contestant_rows(contestants)))
+    if judged:
+        parts.append(table(_judged_rows(judged)))
     if calibrated_on:
         parts.append(f"quantize_static was calibrated on {calibrated_on}")
     return parts + [_profile_text(name, found, setting) for name, found in profiles.items()]
@@ -124,16 +124,16 @@ def _timing_rows(result: BenchResult) -> list[tuple[str, ...]]:
     return rows
 
 
-def _contestant_rows(contestants: Sequence[Contestant]) -> list[tuple[str, ...]]:
+def _judged_rows(judged: Sequence[JudgedModel]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         ("model", "MB", "products in integers", "images", "top-1 %", "drop", "agreement %", "KL")
     ]
-    for item in contestants:
-        judged = item.to_data()
+    for item in judged:
+        data = item.to_data()
         rows.append((
             item.name, f"{item.bytes / 1e6:.2f}", item.kernels.fraction,
-            shown(judged["images"], "d"), shown(judged["top1"]), shown(judged["drop"]),
-            shown(judged["agreement"]), shown(judged["kl"], ".2g"),
+            shown(data["images"], "d"), shown(data["top1"]), shown(data["drop"]),
+            shown(data["agreement"]), shown(data["kl"], ".2g"),
         ))  # fmt: skip
     return rows
 

@@ -97,7 +97,7 @@ CALIBRATION_IMAGES = 32  # as many as an export uses by default
 
 
 @dataclass(frozen=True)
-class Contestant:
+class JudgedModel:
     """What is known of a model besides its speed. evaluation: None without images to judge it on."""
 
     name: str
@@ -147,7 +147,7 @@ def build_peers(
 
 def judge(
     models: Mapping[str, Path], reference: ModelFile, source: ImageSource | None, progress: Progress
-) -> list[Contestant]:
+) -> list[JudgedModel]:
     """Size, kernels and, on the images of `source`, accuracy and agreement with the float reference.
 
     Peers do not carry the metadata on: all prepare images as the reference does.
@@ -157,10 +157,10 @@ def judge(
         files = [replace(reference, path=path) for path in models.values()]
         found = evaluate_files(files, source, reference, threads=0, progress=progress)
         evaluations = dict(zip(models, found.models, strict=True))
-    return [Contestant(name, file_bytes(path), audit(path), evaluations.get(name)) for name, path in models.items()]
+    return [JudgedModel(name, file_bytes(path), audit(path), evaluations.get(name)) for name, path in models.items()]
 
 
-def require_contest(models: Sequence[Path], reference: ModelFile) -> None:
+def require_same_model(models: Sequence[Path], reference: ModelFile) -> None:
     """Every model must be one of the reference's."""
     for model in models:
         require_reference_of(read_model_file(model), reference)
