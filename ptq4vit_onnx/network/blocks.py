@@ -41,7 +41,7 @@ def cut_graph(blocks: Iterable[nn.Module]) -> Iterator[dict[nn.Module, list[Pass
     with ExitStack() as stack:
         for block in blocks:
             border = _Border(passages)
-            # The block's own hooks run again in a replay: it is handed what entered before the first of them.
+            # The block's own hooks run again when the block does: it is handed what entered before the first of them.
             enter = block.register_forward_pre_hook(border.enter, prepend=True, with_kwargs=True)
             stack.callback(enter.remove)
             leave = block.register_forward_hook(border.leave)

@@ -67,8 +67,8 @@ def foldable(model: nn.Module, sites: Iterable[Site], image: Tensor) -> set[str]
     candidates = [site for site in sites if site.norm and _fits(model, site)]
     with torch.no_grad(), as_deployed(model):
         expected, entered = _inputs(model, {site.norm for site in candidates}, image)
-        twins = _twins(model, entered)
-        probes = {site.name: _probe(model, site) for site in candidates if site.norm not in twins}
+        shared = _equal_norms(model, entered)
+        probes = {site.name: _probe(model, site) for site in candidates if site.norm not in shared}
 
         def holds(tried: Mapping[str, Channels]) -> bool:
             with _folded(model, tried):
@@ -92,7 +92,7 @@ def _inputs(model: nn.Module, norms: Iterable[str], image: Tensor) -> tuple[Tens
         return model(image), entered
 
 
-def _twins(model: nn.Module, entered: Mapping[str, Tensor]) -> set[str]:
+def _equal_norms(model: nn.Module, entered: Mapping[str, Tensor]) -> set[str]:
     """LayerNorms with equal inputs and equal parameters, as parallel ones before training: the file holds one node."""
     alike: dict[object, list[str]] = {}
     for norm, x in entered.items():

@@ -49,7 +49,7 @@ def record(
         process.give_back_freed_memory()
         calls = passages.pop(block)
         with _recording(model, recorder):
-            upstream = _replay(block, calls)
+            upstream = _run_again(block, calls)
         yield from recorder.take()
         _backward_into(calls, upstream)
         yield from recorder.take()
@@ -105,7 +105,7 @@ def draw_labels(logits: Tensor, labels: Labels, generator: torch.Generator) -> T
     return (probabilities.cumsum(-1) < draws).sum(-1).clamp(max=logits.shape[-1] - 1)
 
 
-def _replay(block: nn.Module, calls: list[Passage]) -> list[Tensor]:
+def _run_again(block: nn.Module, calls: list[Passage]) -> list[Tensor]:
     """Run the block again with gradients; returns d loss / d entered for each batch."""
     upstream = []
     for call in calls:

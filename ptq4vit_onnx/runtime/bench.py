@@ -42,9 +42,9 @@ class Timing:
     speed: float
 
     def __str__(self) -> str:
-        spread = f"{self.low:.2f}-{self.high:.2f}"
+        quartiles = f"{self.low:.2f}-{self.high:.2f}"
         return (
-            f"{self.model}: {self.median:.2f} ms ({spread}), {self.speed:.2f}x, "
+            f"{self.model}: {self.median:.2f} ms ({quartiles}), {self.speed:.2f}x, "
             f"{self.threads} threads, batch {self.batch}"
         )
 
