@@ -10,6 +10,7 @@ import numpy as np
 
 from ptq4vit_onnx.plan.quantizers.quantizer import Array, Branch, Points, Quantizer
 from ptq4vit_onnx.plan.quantizers.rounding import (
+    TINY,
     Tensor,
     along_axis,
     as_float32,
@@ -18,7 +19,6 @@ from ptq4vit_onnx.plan.quantizers.rounding import (
     round_clip,
 )
 
-TINY = 1e-12  # an all-zero tensor still needs a positive scale
 SHOWN = 4  # zero points that are named in words
 
 

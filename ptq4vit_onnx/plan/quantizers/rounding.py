@@ -13,6 +13,7 @@ import numpy as np
 Tensor = TypeVar("Tensor", bound=Any)  # numpy.ndarray or torch.Tensor, float32
 
 MIN_BITS, MAX_BITS = 2, 8
+TINY = 1e-12  # an all-zero tensor still needs a positive scale
 
 
 def as_float32(value: float) -> float:

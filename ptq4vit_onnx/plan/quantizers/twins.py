@@ -12,6 +12,7 @@ import numpy as np
 
 from ptq4vit_onnx.plan.quantizers.quantizer import Array, Branch, Points, Quantizer
 from ptq4vit_onnx.plan.quantizers.rounding import (
+    TINY,
     Tensor,
     as_float32,
     is_below,
@@ -22,7 +23,6 @@ from ptq4vit_onnx.plan.quantizers.rounding import (
 from ptq4vit_onnx.plan.quantizers.twin_prices import GELU_NATS, GELU_RATIO, SOFTMAX_NATS, SOFTMAX_RATIO
 from ptq4vit_onnx.plan.sites import Source
 
-TINY = 1e-12  # an all-zero tensor still needs a positive scale
 GELU_MINIMUM = 0.16997121  # the lowest value of GELU is -0.16997..., reached at x = -0.7518
 SHIFTS = range(1, 12)  # D1 = 2^-k .. 2^-(k+10), with D2 = 2^-(k-1): the paper's search space for softmax
 MOST_SHIFT = 15

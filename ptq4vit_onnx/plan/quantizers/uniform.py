@@ -10,6 +10,7 @@ import numpy as np
 
 from ptq4vit_onnx.plan.quantizers.quantizer import Array, Branch, Points, Quantizer
 from ptq4vit_onnx.plan.quantizers.rounding import (
+    TINY,
     Tensor,
     along_axis,
     as_float32,
@@ -18,8 +19,6 @@ from ptq4vit_onnx.plan.quantizers.rounding import (
     round_clip,
 )
 from ptq4vit_onnx.plan.sites import Kind
-
-TINY = 1e-12  # an all-zero tensor still needs a positive scale
 
 
 @dataclass(frozen=True)
