@@ -23,9 +23,9 @@ from ptq4vit_onnx.float_export.exporter import export_float
 from ptq4vit_onnx.graph.model_proto import file_bytes, save_model
 from ptq4vit_onnx.images.builtin import built_in_photos
 from ptq4vit_onnx.images.choice import ChosenImages
+from ptq4vit_onnx.model_loading.load import load, resolve
 from ptq4vit_onnx.models.specs import SPECS
 from ptq4vit_onnx.network.discovery import discover
-from ptq4vit_onnx.network.load import load, resolve
 from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.scale_plan import ScalePlan

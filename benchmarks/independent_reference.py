@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import real_data
-from ptq4vit_onnx.network.timm_compat import import_timm
+from ptq4vit_onnx.model_loading.timm_compat import import_timm
 
 timm = import_timm()
 from timm.data.config import resolve_model_data_config  # noqa: E402

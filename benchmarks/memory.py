@@ -16,8 +16,8 @@ import torch
 
 from ptq4vit_onnx.calibration.calibrate import plan_site
 from ptq4vit_onnx.images.builtin import built_in_photos
+from ptq4vit_onnx.model_loading.load import load, resolve
 from ptq4vit_onnx.network.discovery import discover
-from ptq4vit_onnx.network.load import load, resolve
 from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.runtime import process

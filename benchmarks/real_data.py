@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from ptq4vit_onnx.images.loading import ImageSet, load_images
-from ptq4vit_onnx.network.load import LoadedModel, load, resolve
+from ptq4vit_onnx.model_loading.load import LoadedModel, load, resolve
 
 WEIGHTS = {
     "vit_t": "vit_tiny_patch16_224.augreg_in1k.safetensors",

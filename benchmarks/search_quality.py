@@ -30,7 +30,7 @@ from ptq4vit_onnx.calibration.grids import Grid
 from ptq4vit_onnx.calibration.objective import Float, Side, objective_of
 from ptq4vit_onnx.calibration.search import ProductSearch
 from ptq4vit_onnx.images.builtin import built_in_photos
-from ptq4vit_onnx.network.load import load, resolve
+from ptq4vit_onnx.model_loading.load import load, resolve
 from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.plan.options import Options

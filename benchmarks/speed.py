@@ -40,8 +40,8 @@ from ptq4vit_onnx.graph.model_proto import load as load_file
 from ptq4vit_onnx.graph.model_proto import save_model
 from ptq4vit_onnx.images.builtin import built_in_photos
 from ptq4vit_onnx.images.loading import ImageSet
+from ptq4vit_onnx.model_loading.load import LoadedModel, load, resolve
 from ptq4vit_onnx.network.discovery import discover
-from ptq4vit_onnx.network.load import LoadedModel, load, resolve
 from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.passes.drop_unread_rows import DropUnreadRows
 from ptq4vit_onnx.passes.work import Work

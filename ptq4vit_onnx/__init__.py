@@ -12,10 +12,12 @@ calibration   recordings -> plan            simulation    the plan on the torch 
 float_export  torch -> float ONNX           passes        float ONNX + plan -> integer ONNX
 evaluation    accuracy, agreement, divergence
 network       the torch model, its products, what they multiply
+model_loading a name or a file -> a torch module with weights
 runtime       ONNX Runtime and this process
 graph         reading ONNX files
 images        images, prepared as the model wants them
 plan          the waist: sites, quantizers, options, the scale plan
+output_kinds  logits, embedding, features: what an error of each costs
 files         outputs that are whole, where results came from
 models        what can be quantised by name
 request, limits, progress, errors    what was asked for, how much may be asked for, bars, mistakes

@@ -17,10 +17,11 @@ from ptq4vit_onnx.calibration.journal import Journal
 from ptq4vit_onnx.files.outputs import require_free, require_outside, whole_folder
 from ptq4vit_onnx.files.provenance import versions
 from ptq4vit_onnx.graph.model_proto import save_model
+from ptq4vit_onnx.images.builtin import BUILT_IN, IMAGES_FROM
 from ptq4vit_onnx.images.choice import ChosenImages, choose_images, require_images
 from ptq4vit_onnx.images.inspection import inspect_images, require_usable
 from ptq4vit_onnx.images.loading import ImageSet
-from ptq4vit_onnx.network.load import LoadedModel, channels_of, load, resolve
+from ptq4vit_onnx.model_loading.load import LoadedModel, channels_of, load, resolve
 from ptq4vit_onnx.network.plan_fit import load_plan, options_of, require_channels_fold, require_plan_fits, size_of
 from ptq4vit_onnx.plan.evidence import SiteEvidence
 from ptq4vit_onnx.plan.options import Options
@@ -134,7 +135,7 @@ def make_plan(
     )
     known = journal.read()
     journal.start(known)
-    tape = record(model.module, images.images, options.seed, options.labels)
+    tape = record(model.module, images.images, options.seed, options.labels, kind=model.kind)
     evidence: dict[str, SiteEvidence] = {}
 
     def keep(recording: Recording, plan: SitePlan) -> None:
@@ -145,7 +146,7 @@ def make_plan(
 
     watched = progress(Sized(tape, len(order)), "calibrating")
     found = calibrate(watched, options, known, keep, model.pixel_grid)
-    settings = {**options.to_data(), "weights_from": model.origin, "images_from": _images_from(images)}
+    settings = {**options.to_data(), "weights_from": model.origin, IMAGES_FROM: _images_from(images)}
     if request.img_size is not None:
         settings[IMG_SIZE] = size_text(request.img_size)
     sites = {name: found[name] for name in order}
@@ -168,7 +169,7 @@ def _journal_path(request: ExportRequest) -> Path:
 
 
 def _images_from(images: ImageSet) -> str:
-    return "built-in photos" if images.built_in else f"{len(images)} images"
+    return BUILT_IN if images.built_in else f"{len(images)} images"
 
 
 class _Clock:

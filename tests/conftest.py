@@ -41,7 +41,7 @@ def load_model() -> Callable[[str], Any]:
     """name -> the embedded model with its own weights."""
     from functools import cache
 
-    from ptq4vit_onnx.network.load import load, resolve
+    from ptq4vit_onnx.model_loading.load import load, resolve
 
     return cache(lambda name: load(resolve(name)))
 

@@ -14,10 +14,10 @@ from torch import nn
 from ptq4vit_onnx.calibration.calibrate import calibrate
 from ptq4vit_onnx.float_export.exporter import export_float
 from ptq4vit_onnx.images.preprocessing import Preprocessing
+from ptq4vit_onnx.model_loading.load import LoadedModel
+from ptq4vit_onnx.model_loading.timm_compat import import_timm
 from ptq4vit_onnx.network.discovery import discover, unfuse_attention
-from ptq4vit_onnx.network.load import LoadedModel
 from ptq4vit_onnx.network.tape import record
-from ptq4vit_onnx.network.timm_compat import import_timm
 from ptq4vit_onnx.passes import quantize
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.scale_plan import ScalePlan

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ptq4vit_onnx import api
-from ptq4vit_onnx.network.timm_compat import import_timm
+from ptq4vit_onnx.model_loading.timm_compat import import_timm
 from ptq4vit_onnx.plan.plan_json import read_plan
 
 

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from ptq4vit_onnx.cli import main as cli
 from ptq4vit_onnx.images.builtin import photos_of
-from ptq4vit_onnx.network import load as loading
-from ptq4vit_onnx.network.timm_compat import import_timm
+from ptq4vit_onnx.model_loading import load as loading
+from ptq4vit_onnx.model_loading.timm_compat import import_timm
 from ptq4vit_onnx.plan.plan_json import read_plan
 
 COMMAND = "ptq4vit-onnx export --model deit_b --bits 8"

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptq4vit_onnx import pipeline
+from ptq4vit_onnx import api, pipeline
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.files.outputs import EXPORT_FILES
 from ptq4vit_onnx.graph.model_file import read_model_file
+from ptq4vit_onnx.model_loading.timm_compat import import_timm
 from ptq4vit_onnx.network import channel_folding as folding
 from ptq4vit_onnx.network.plan_fit import options_of, require_channels_fold, require_plan_fits, size_of
-from ptq4vit_onnx.network.timm_compat import import_timm
 from ptq4vit_onnx.pipeline import export
 from ptq4vit_onnx.plan.channel_fold import Channels
 from ptq4vit_onnx.plan.options import Options
@@ -156,6 +156,21 @@ def test_black_images_are_refused_and_where_forced_warned_of_in_every_report(tmp
     assert warning[1:] in (tmp_path / "out" / "report.html").read_text()
     again = replace(request, plan=tmp_path / "out" / "plan.json", output=tmp_path / "again")
     assert export(again).inputs.calibration_images.warnings == (warning,), "a plan's scales do not come from images"
+
+
+@pytest.mark.usefixtures("quick_spine")
+def test_black_images_that_are_forced_cost_what_the_figure_says_since_others_are_measured_on(tmp_path: Path) -> None:
+    np.save(tmp_path / "black.npy", np.full((2, 1, 32, 32), -1, np.float32))
+    options = Options(images=2, candidates=20, pixels="searched")  # a scale for pixels, too, measured on black
+    report = export(
+        ExportRequest(options=options, data=tmp_path / "black.npy", output=tmp_path / "out", force_data=True)
+    )
+    assert str(report.proof.measured_on) == "20 images of embedded digits (test), not calibrated on"
+    assert report.against_float.agreement < 90
+    flattering = api.evaluate(
+        tmp_path / "out" / "model.onnx", tmp_path / "black.npy", reference=tmp_path / "out" / "float.onnx"
+    )
+    assert flattering.models[0].agreement == 100, "on the images that were calibrated on nothing would show"
 
 
 def test_an_export_for_another_image_size_takes_such_images_and_its_plan_knows(

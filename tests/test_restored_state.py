@@ -26,11 +26,11 @@ from ptq4vit_onnx.calibration.calibrate import calibrate
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.float_export.exporter import export_float
 from ptq4vit_onnx.images.preprocessing import Preprocessing
+from ptq4vit_onnx.model_loading.load import LoadedModel
+from ptq4vit_onnx.model_loading.timm_compat import import_timm
 from ptq4vit_onnx.network.channel_folding import foldable, folded
 from ptq4vit_onnx.network.discovery import as_deployed, discover, watching
-from ptq4vit_onnx.network.load import LoadedModel
 from ptq4vit_onnx.network.tape import record
-from ptq4vit_onnx.network.timm_compat import import_timm
 from ptq4vit_onnx.plan.channel_fold import Channels
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.scale_plan import ScalePlan

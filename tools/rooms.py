@@ -22,10 +22,11 @@ ROOT = Path(__file__).resolve().parents[1]
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "progress"),
     ("limits", "models"),
-    ("files", "plan"),
+    ("files", "plan", "output_kinds"),
     ("request", "images"),
     ("graph",),
     ("runtime",),
+    ("model_loading",),
     ("network",),
     ("float_export", "calibration", "simulation", "passes", "evaluation"),
     ("proof",),
@@ -39,7 +40,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
 TORCH = frozenset({"torch", "timm", "torchvision", "safetensors"})
 ONNX = frozenset({"onnx", "onnx_graphsurgeon", "onnxruntime", "onnx_ir", "onnxscript"})
 # Which rooms may import torch or ONNX themselves, even inside a function.
-MAY_TORCH = frozenset({"network", "calibration", "simulation", "float_export"})
+MAY_TORCH = frozenset({"model_loading", "network", "calibration", "simulation", "float_export"})
 MAY_ONNX = frozenset({"graph", "runtime", "passes", "evaluation", "proof", "simulation", "float_export", "studies"})
 # All that calibration sees of the network.
 RECORDED = frozenset({"network.recording", "network.planned_product"})

@@ -29,6 +29,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ptq4vit_onnx.model_loading.timm_compat import import_timm
 from ptq4vit_onnx.models.digits_arch import (
     CLASSES,
     DIGITS_MAX_VALUE,
@@ -41,7 +42,6 @@ from ptq4vit_onnx.models.digits_arch import (
     SWIN_DIGITS,
     VIT_DIGITS,
 )
-from ptq4vit_onnx.network.timm_compat import import_timm
 
 DIGITS_FOLDER = Path(__file__).resolve().parent / "digits"
 DATA_NAME = "digits.npz"

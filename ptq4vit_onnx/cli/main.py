@@ -215,7 +215,7 @@ def list_models(parsed: argparse.Namespace) -> int:
 def run_export(parsed: argparse.Namespace) -> int:
     request = cli_export.request_from(parsed)
     if find(request.model) is None:
-        from ptq4vit_onnx.network.load import resolve
+        from ptq4vit_onnx.model_loading.load import resolve
 
         resolve(request.model)  # before ONNX and torch are imported: a wrong name answers at once
     from ptq4vit_onnx.pipeline import export

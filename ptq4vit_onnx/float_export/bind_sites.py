@@ -8,35 +8,43 @@ from collections.abc import Sequence
 from typing import Any
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.plan.sites import Site
+from ptq4vit_onnx.plan.sites import FloatProduct, Site
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
-PRODUCTS = ("MatMul", "Gemm", "Conv")
+PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
 
 
-def bind_sites(model: Any, sites: Sequence[Site]) -> None:
+def bind_sites(model: Any, products: Sequence[Site | FloatProduct]) -> None:
     """Rename nodes in place by module scope, and products by site; then drop the exporter's own metadata.
 
         node_MatMul_12   becomes   blocks.0.attn.qkv/MatMul
         node_matmul_1    becomes   blocks.0.attn.pv/MatMul      (the second product of scope blocks.0.attn)
 
-    The n-th product node of a scope is the n-th site of that scope; a product that depends on no pixel is a constant
-    and no site: attn_pool.q/constant_MatMul. This runs on the ModelProto, because
-    onnx-graphsurgeon drops metadata; and dropping it keeps stack traces and local paths out of the file.
+    The n-th product node of a scope is the n-th product of that scope. One that stays in float is no site, and says so:
+    stem.conv/float_Conv; nor is one that depends on no pixel: attn_pool.q/constant_MatMul.
+    This runs on the ModelProto, because onnx-graphsurgeon drops metadata; and dropping it keeps stack traces and local
+    paths out of the file.
     Raises where the graph holds more or fewer products than the model computed.
     """
     scopes = [_scope_of(node) for node in model.graph.node]
     pixels, vectors = _made_of_pixels(model.graph), _vectors(model.graph)
-    names = _site_names(model, scopes, sites, pixels)
-    linears = {site.name for site in sites if site.kind == "linear"}
+    names = _product_names(model, scopes, products, pixels)
+    linears = {item.name for item in products if isinstance(item, Site) and item.kind == "linear"}
+    floats = {item.name for item in products if isinstance(item, FloatProduct)}
     used: dict[str, int] = defaultdict(int)
     for index, (node, scope) in enumerate(zip(model.graph.node, scopes, strict=True)):
         owner = names.get(index) or _bias_owner(model, names, linears, vectors - pixels, index) or scope or "model"
-        constant = node.op_type in PRODUCTS and index not in names
-        name = f"{owner}/{'constant_' if constant else ''}{node.op_type}"
+        name = f"{owner}/{_mark(node, names.get(index), floats)}{node.op_type}"
         node.name = f"{name}_{used[name]}" if used[name] else name
         used[name] += 1
     strip_exporter_metadata(model)
+
+
+def _mark(node: Any, product: str | None, floats: set[str]) -> str:
+    """In front of the operation's name, where a node looks like a site's product and is none."""
+    if node.op_type not in PRODUCTS:
+        return ""
+    return "constant_" if product is None else "float_" if product in floats else ""
 
 
 def _made_of_pixels(graph: Any) -> set[str]:
@@ -48,13 +56,15 @@ def _made_of_pixels(graph: Any) -> set[str]:
     return found
 
 
-def _site_names(model: Any, scopes: list[str], sites: Sequence[Site], pixels: set[str]) -> dict[int, str]:
+def _product_names(
+    model: Any, scopes: list[str], products: Sequence[Site | FloatProduct], pixels: set[str]
+) -> dict[int, str]:
     found, expected = defaultdict(list), defaultdict(list)
     for index, node in enumerate(model.graph.node):
         if node.op_type in PRODUCTS and node.output[0] in pixels:
             found[scopes[index]].append(index)
-    for site in sites:
-        expected[site.scope].append(site.name)
+    for item in products:
+        expected[item.scope].append(item.name)
     for scope in {**expected, **found}:
         if len(found[scope]) != len(expected[scope]):
             raise UserError(

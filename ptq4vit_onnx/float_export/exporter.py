@@ -11,9 +11,10 @@ from typing import Any
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.float_export.bind_sites import bind_sites
+from ptq4vit_onnx.model_loading.load import LoadedModel
 from ptq4vit_onnx.network.discovery import as_deployed
-from ptq4vit_onnx.network.load import LoadedModel
-from ptq4vit_onnx.plan.sites import Site
+from ptq4vit_onnx.network.unfolding import Unfolding
+from ptq4vit_onnx.plan.sites import FloatProduct, Site
 from ptq4vit_onnx.runtime.process import environment_restored
 from ptq4vit_onnx.runtime.quiet import quiet_logging
 
@@ -21,14 +22,14 @@ OPSET = 20  # the first with Gelu as one operator
 INPUT, OUTPUT = "image", "logits"
 
 
-def export_float(model: LoadedModel, sites: Sequence[Site], batch: int | None = None) -> Any:
+def export_float(model: LoadedModel, products: Sequence[Site | FloatProduct], batch: int | None = None) -> Any:
     """The model as an onnx.ModelProto whose nodes carry their sites' names.
 
     batch: None leaves the batch axis dynamic, a number fixes it.
     """
     program = _exported(model, batch)
     proto = program.model_proto
-    bind_sites(proto, sites)
+    bind_sites(proto, products)
     _describe(proto, model)
     return proto
 
@@ -40,7 +41,12 @@ def _exported(model: LoadedModel, batch: int | None) -> Any:
     example = torch.zeros(batch or 2, *model.preprocessing.size)
     dynamic = None if batch else ({0: torch.export.Dim("batch", min=1)},)
     try:
-        with as_deployed(model.module), _quiet(), environment_restored("TORCHINDUCTOR_CACHE_DIR"):  # torch sets it
+        with (
+            as_deployed(model.module),
+            Unfolding(),
+            _quiet(),
+            environment_restored("TORCHINDUCTOR_CACHE_DIR"),
+        ):  # torch sets it
             program = torch.onnx.export(
                 model.module,
                 (example,),
@@ -54,7 +60,7 @@ def _exported(model: LoadedModel, batch: int | None) -> Any:
     except torch.onnx.errors.OnnxExporterError as error:
         cause = error.__cause__ or error
         said = next((line.strip() for line in str(cause).splitlines() if line.strip()), "no reason given")
-        advice = "use a ViT, DeiT or Swin" if batch else "try --batch 1, or use a ViT, DeiT or Swin"
+        advice = "its forward must be one graph, whatever the values" if batch else "try --batch 1"
         raise UserError(
             f"torch cannot export {model.name} to ONNX: {type(cause).__name__}: {said[:200].rstrip('.')}; {advice}"
         ) from error

@@ -16,6 +16,7 @@ from ptq4vit_onnx.models.specs import PHOTOS_FOLDER
 PHOTOS = ("astronaut", "chelsea", "china", "coffee", "flower", "hopper", "hubble", "raccoon", "rocket")
 CALIBRATION_PHOTOS = 6  # the others are held out
 CHANNELS = 3
+IMAGES_FROM, BUILT_IN = "images_from", "built-in photos"  # how a plan's options say that it was calibrated on them
 # Torchvision's RandomResizedCrop, but for the smallest area: of these photos, 8 % would be enlarged until it is a blur.
 AREA, ASPECT = (0.2, 1.0), (3 / 4, 4 / 3)
 

@@ -1,11 +1,11 @@
-"""The torch model: loading it, finding its products, recording what they multiply. No ONNX.
+"""The torch model: finding its products, recording what they multiply. No ONNX.
 
-load             from a name to a torch module with weights: hub, checkpoint, embedded, random
-checkpoints      weights from a file
-timm_compat      the only import of timm
-discovery        every linear, patch convolution and attention product, seen as it is computed, by its site's name
-patches          a patch embedding as a product
+discovery        every linear, convolution and attention product, seen as it is computed, by its site's name
+calls            one product as it is computed: its two sides, whichever function multiplies them
+unfolding        fused attention and einsum written out as products
+patches          a convolution as a product
 tensor_tags      which softmax, GELU or LayerNorm made a tensor
+answers          what the model returns
 dependencies     which operations lead from the pixels to the logits
 blocks           where the model can be cut, so that one block is in memory at a time
 tape             the recordings of all sites: one forward pass, then block by block backwards
@@ -17,10 +17,11 @@ plan_fit         whether a plan that the user brings fits the model
 
 DOORS = (
     "channel_folding",
-    "load",
     "plan_fit",
     "planned_product",
+    "calls",
     "discovery",
+    "unfolding",
     "recording",
     "tape",
 )  # what other rooms may import

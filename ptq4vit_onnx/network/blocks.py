@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ptq4vit_onnx.network.answers import answers
 from ptq4vit_onnx.network.dependencies import behind, graph_alone
 from ptq4vit_onnx.network.discovery import as_deployed
 from ptq4vit_onnx.plan.sites import Site
@@ -125,9 +126,9 @@ def _entangled(model: nn.Module, paths: list[str], image: Tensor) -> set[str]:
     """
     blocks = {model.get_submodule(path): path for path in paths}
     with graph_alone(), as_deployed(model), cut_graph(blocks) as passages:
-        logits = model(image.detach().clone().requires_grad_(True))
+        outputs = answers(model, image.detach().clone().requires_grad_(True))
     found = set(paths) - {blocks[block] for block in passages}
-    claimed = behind([logits.grad_fn])
+    claimed = behind([output.grad_fn for output in outputs])
     for block, calls in reversed(passages.items()):
         own = behind([call.entered.grad_fn for call in calls])
         if own & claimed:

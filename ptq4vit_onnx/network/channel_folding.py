@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ptq4vit_onnx.network.answers import answers
 from ptq4vit_onnx.network.discovery import as_deployed
 from ptq4vit_onnx.plan.channel_fold import Array, Channels
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
@@ -62,7 +63,7 @@ def foldable(model: nn.Module, sites: Iterable[Site], image: Tensor) -> set[str]
     """The sites into which their LayerNorm's channels can be folded; `image` [1, C, H, W].
 
     The forward pass tells which LayerNorm a product reads. Whether it reads all of the output, and alone, is tried:
-    with random channels folded in, the logits must stay the same. With padded windows, for one, they do not.
+    with random channels folded in, the outputs must stay the same. With padded windows, for one, they do not.
     """
     candidates = [site for site in sites if site.norm and _fits(model, site)]
     with torch.no_grad(), as_deployed(model):
@@ -72,16 +73,16 @@ def foldable(model: nn.Module, sites: Iterable[Site], image: Tensor) -> set[str]
 
         def holds(tried: Mapping[str, Channels]) -> bool:
             with _folded(model, tried):
-                error = (model(image) - expected).abs().max()
-            return bool(error <= TOLERANCE * expected.abs().max())
+                pairs = list(zip(answers(model, image), expected, strict=True))
+            return all(bool((got - want).abs().max() <= TOLERANCE * want.abs().max()) for got, want in pairs)
 
         if holds(probes):
             return set(probes)
         return {name for name, probe in probes.items() if holds({name: probe})}
 
 
-def _inputs(model: nn.Module, norms: Iterable[str], image: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The logits, and what enters each of the LayerNorms."""
+def _inputs(model: nn.Module, norms: Iterable[str], image: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """The outputs, and what enters each of the LayerNorms."""
     entered: dict[str, Tensor] = {}
     with ExitStack() as stack:
         for norm in norms:
@@ -89,7 +90,7 @@ def _inputs(model: nn.Module, norms: Iterable[str], image: Tensor) -> tuple[Tens
                 lambda _module, args, norm=norm: entered.__setitem__(norm, args[0])
             )
             stack.callback(hook.remove)
-        return model(image), entered
+        return answers(model, image), entered
 
 
 def _equal_norms(model: nn.Module, entered: Mapping[str, Tensor]) -> set[str]:
@@ -102,7 +103,7 @@ def _equal_norms(model: nn.Module, entered: Mapping[str, Tensor]) -> set[str]:
 
 
 def _fits(model: nn.Module, site: Site) -> bool:
-    linear, norm = model.get_submodule(site.name), model.get_submodule(site.norm)
+    linear, norm = dict(model.named_modules()).get(site.name), model.get_submodule(site.norm)
     return isinstance(linear, nn.Linear) and linear.in_features == getattr(norm, "weight", torch.empty(0)).numel()
 
 

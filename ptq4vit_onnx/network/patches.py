@@ -1,30 +1,42 @@
-"""A patch embedding as a product: the patches of an image as rows."""
+"""A convolution as a product: the windows of an image as rows."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
 
+Pair = tuple[int, int]
 
-def require_patch_convolution(
-    name: str, weight: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
-) -> None:
-    """Refuse a convolution that is not a patch embedding: only patches that tile the image make a matrix product."""
-    kernel = tuple(weight.shape[-2:])
-    if _pair(stride) != kernel or _pair(padding) != (0, 0) or _pair(dilation) != (1, 1) or groups != 1:
-        raise UserError(
-            f"cannot quantise this model: {name} is a convolution with kernel {kernel}, stride "
-            f"{_pair(stride)}, padding {padding}, {groups} groups; only patch embeddings (kernel = stride, "
-            "no padding) are products; use a ViT, DeiT or Swin"
+
+@dataclass(frozen=True)
+class Window:
+    """What a convolution looks at, height first."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int = 1
+
+    @property
+    def tiles(self) -> bool:
+        """The windows lie side by side, as a patch embedding's do."""
+        return self.stride == self.kernel and self.padding == (0, 0) and self.dilation == (1, 1)
+
+    def positions(self, x: Tensor) -> Pair:
+        """How many windows fit into x [.., height, width], downwards and to the right."""
+        down, across = (
+            (int(length) + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+            for length, kernel, stride, padding, dilation in zip(
+                x.shape[-2:], self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
         )
-
-
-def _pair(value: Any) -> tuple[Any, Any]:
-    return (value, value) if isinstance(value, (int, str)) else (value[0], value[-1])
+        return down, across
 
 
 def patches(x: Tensor, height: int, width: int) -> Tensor:
@@ -32,3 +44,16 @@ def patches(x: Tensor, height: int, width: int) -> Tensor:
     rows, columns = x.shape[-2] // height, x.shape[-1] // width
     tiles = x[..., : rows * height, : columns * width].reshape(*x.shape[:2], rows, height, columns, width)
     return pair_far_inputs(tiles.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2))
+
+
+def unrolled(x: Tensor, window: Window) -> Tensor:
+    """[batch, C, H, W] -> [batch, positions, height*width*C], inputs ordered by row, column and channel."""
+    (high, wide), (down, across) = window.padding, window.stride
+    rows, columns = window.positions(x)
+    padded = F.pad(x.permute(0, 2, 3, 1), (0, 0, wide, wide, high, high))
+    parts = [
+        padded[:, top : top + down * (rows - 1) + 1 : down, left : left + across * (columns - 1) + 1 : across]
+        for top in range(0, window.kernel[0] * window.dilation[0], window.dilation[0])
+        for left in range(0, window.kernel[1] * window.dilation[1], window.dilation[1])
+    ]
+    return torch.cat(parts, -1).flatten(1, 2)

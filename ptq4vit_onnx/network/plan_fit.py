@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.model_loading.load import LoadedModel
 from ptq4vit_onnx.models.specs import ModelSpec
-from ptq4vit_onnx.network.load import LoadedModel
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.plan_json import read_plan
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan

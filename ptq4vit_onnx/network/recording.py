@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from ptq4vit_onnx.network.calls import Call
 from ptq4vit_onnx.network.dependencies import own_tensor
-from ptq4vit_onnx.network.discovery import Call
 from ptq4vit_onnx.plan.sites import Site
 
 
@@ -51,16 +51,18 @@ class Recorder:
     """A handler that computes each product as the model does and keeps its two sides and its output's gradient.
 
     most: how many elements of a side to keep at each call. foldable: sites into which a LayerNorm's channels can be
-    folded; of other sites the LayerNorm is not recorded.
+    folded; of other sites the LayerNorm is not recorded. sites: the names of those to
+    record; None for all.
     """
 
-    def __init__(self, most: int, seed: int, foldable: Set[str]) -> None:
+    def __init__(self, most: int, seed: int, foldable: Set[str], sites: Set[str] | None = None) -> None:
+        self.sites = sites
         self.most, self.generator, self.foldable = most, torch.Generator().manual_seed(seed), foldable
         self.pieces: dict[str, _Pieces] = {}
 
     def __call__(self, call: Call) -> Tensor:
         out = call.plain()
-        if not out.requires_grad:
+        if not out.requires_grad or (self.sites is not None and call.site.name not in self.sites):
             return out
         out = own_tensor(out)
         site = call.site if call.site.name in self.foldable else replace(call.site, norm="")

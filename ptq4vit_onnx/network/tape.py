@@ -19,31 +19,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ptq4vit_onnx.network.answers import answers
 from ptq4vit_onnx.network.blocks import Passage, cut_graph, find_blocks
 from ptq4vit_onnx.network.channel_folding import foldable
-from ptq4vit_onnx.network.discovery import as_deployed, compute_plainly, discover, watching
+from ptq4vit_onnx.network.discovery import as_deployed, compute_plainly, discover_products, watching
 from ptq4vit_onnx.network.recording import Recorder, Recording
+from ptq4vit_onnx.output_kinds.kinds import KINDS, OutputKind
 from ptq4vit_onnx.plan.options import Labels, Options
 from ptq4vit_onnx.runtime import process
 
 Array = np.ndarray[Any, Any]
+LOGITS = KINDS["logits"]
 MOST_ELEMENTS = 20_000_000  # of a site's left side or output that are kept: 80 MB; all of a DeiT-B's
 
 
 def record(
-    model: nn.Module, images: Tensor | Array, seed: int = 0, labels: Labels = Options.labels, batch: int = 4
+    model: nn.Module,
+    images: Tensor | Array,
+    seed: int = 0,
+    labels: Labels = Options.labels,
+    batch: int = 4,
+    kind: OutputKind = LOGITS,
 ) -> Iterator[Recording]:
     """Every site of the model on `images` [n, C, H, W], last site first.
 
     While the caller holds a recording, the model is as it was handed in: hooks and flags are set only to compute.
     """
     images = torch.as_tensor(images)
-    sites = discover(model, images[:1])
+    sites = discover_products(model, images[:1]).sites
     blocks = find_blocks(model, sites, images[:1])
     most = MOST_ELEMENTS // math.ceil(len(images) / batch)
-    recorder = Recorder(most, seed, foldable(model, sites, images[:1]))
+    recorder = Recorder(most, seed, foldable(model, sites, images[:1]), {site.name for site in sites})
     with _recording(model, recorder), cut_graph(blocks) as passages:
-        _differentiate(model, images, seed, labels, batch)
+        _differentiate(model, images, seed, labels, batch, kind)
     yield from recorder.take()
     for block in reversed(blocks):
         process.give_back_freed_memory()
@@ -62,38 +70,36 @@ def _recording(model: nn.Module, recorder: Recorder) -> Iterator[None]:
         yield
 
 
-def _differentiate(model: nn.Module, images: Tensor, seed: int, labels: Labels, batch: int) -> None:
+def _differentiate(model: nn.Module, images: Tensor, seed: int, labels: Labels, batch: int, kind: OutputKind) -> None:
     """One forward pass over all images, and the backward pass as far as the graph reaches: to the last cut."""
     losses = []
     generator = torch.Generator().manual_seed(seed)
     for start in range(0, len(images), batch):
-        logits = model(images[start : start + batch].clone().requires_grad_(True))
-        losses.append(loss_of(logits, labels, generator))
+        outputs = answers(model, images[start : start + batch].clone().requires_grad_(True))
+        losses.append(loss_of(outputs, kind, labels, generator))
     torch.autograd.backward(torch.stack(losses).sum())
 
 
-def loss_of(logits: Tensor, labels: Labels, generator: torch.Generator) -> Tensor:
-    """The scalar that is differentiated, summed over the images of logits [n, classes].
+def loss_of(outputs: tuple[Tensor, ...], kind: OutputKind, labels: Labels, generator: torch.Generator) -> Tensor:
+    """The scalar that is differentiated, summed over the images and over all outputs [n, ...].
 
     The paper's metric stands on the Fisher diagonal. Cross-entropy against the soft prediction itself has a gradient of
     exactly zero. The squared gradients of these two have the Fisher diagonal as their expectation:
     sampled: cross-entropy with one label per image, drawn from the model's own softmax.
     signs: a Rademacher sketch, which combines all labels of an image with random signs. For a confident prediction,
     sampled gradients are nearly always tiny and rarely huge; the sketch has the same expectation and less variance.
+    Embeddings and features have no labels: their sketch is always of the curvature that their kind has.
     """
-    if labels == "signs":
-        return (logits * draw_direction(logits, generator)).sum()
+    if labels == "signs" or kind.name != "logits":
+        directions = [kind.direction(output, draw_signs(output, generator)) for output in outputs]
+        return torch.stack([(output * v).sum() for output, v in zip(outputs, directions, strict=True)]).sum()
+    (logits,) = outputs
     return F.cross_entropy(logits, draw_labels(logits, labels, generator), reduction="sum")
 
 
-def draw_direction(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """A random v [n, classes] with E v v^T = diag(p) - p p^T, the Hessian of cross-entropy with prediction p.
-
-    With a Rademacher vector e (independent signs): v = sqrt(p) * e - p <sqrt(p), e>.
-    """
-    p = logits.detach().double().softmax(-1)
-    signed = p.sqrt() * (2 * torch.randint(0, 2, p.shape, generator=generator) - 1)
-    return (signed - p * signed.sum(-1, keepdim=True)).to(logits.dtype)
+def draw_signs(like: Tensor, generator: torch.Generator) -> Tensor:
+    """A Rademacher vector: independent signs, 1 or -1, in the tensor's shape."""
+    return 2 * torch.randint(0, 2, like.shape, generator=generator) - 1
 
 
 def draw_labels(logits: Tensor, labels: Labels, generator: torch.Generator) -> Tensor:

@@ -1,8 +1,8 @@
-"""Which operation made a tensor (softmax, GELU, a LayerNorm), as an attribute of the tensor."""
+"""What a tensor comes from, as attributes of it: softmax, GELU, a LayerNorm, pixels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -59,3 +59,29 @@ def mark_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
             out._ptq4vit_norm = paths.pop()
     elif func in _MOVING and args and norm_of(args[0]) and not _pads(func, args, kwargs):
         out._ptq4vit_norm = norm_of(args[0])
+
+
+def mark_pixels(x: Any) -> None:
+    """Tag tensors as computed from pixels."""
+    for item in _tensors((x,)):
+        item._ptq4vit_pixels = True  # type: ignore[attr-defined]
+
+
+def made_of_pixels(*values: Any) -> bool:
+    return any(hasattr(item, "_ptq4vit_pixels") for item in _tensors(values))
+
+
+def hand_pixels_on(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    """What is computed from pixels is tagged; so is what pixels are written into."""
+    if made_of_pixels(args, kwargs):
+        mark_pixels(args[0] if func is Tensor.__setitem__ else out)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from _tensors(value.values())
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)

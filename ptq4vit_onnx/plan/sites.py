@@ -43,6 +43,16 @@ class Site:
 
 
 @dataclass(frozen=True)
+class FloatProduct:
+    """A product that stays in float. reason: why, as a clause; scope: as of a site."""
+
+    name: str
+    scope: str
+    reason: str
+    heads: int = 1
+
+
+@dataclass(frozen=True)
 class Attention:
     """The names of attention's sites, by the path of the module that computes them: the one place that knows them."""
 

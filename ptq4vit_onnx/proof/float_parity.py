@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ptq4vit_onnx.errors import ParityError
-from ptq4vit_onnx.network.load import LoadedModel
+from ptq4vit_onnx.model_loading.load import LoadedModel
 
 Array = np.ndarray[Any, Any]
 FLOAT_TOLERANCE = 1e-4  # of the logits' largest magnitude: float32 rounding through a deep network stays far below

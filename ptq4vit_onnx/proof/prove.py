@@ -12,7 +12,7 @@ from ptq4vit_onnx.errors import ParityError
 from ptq4vit_onnx.evaluation.compare import AgainstFloat, compare_with_float
 from ptq4vit_onnx.graph.model_proto import load
 from ptq4vit_onnx.images.choice import ChosenImages, MeasuredOn
-from ptq4vit_onnx.network.load import LoadedModel
+from ptq4vit_onnx.model_loading.load import LoadedModel
 from ptq4vit_onnx.passes import PassReport, quantize
 from ptq4vit_onnx.plan.file_layout import InputType
 from ptq4vit_onnx.plan.scale_plan import ScalePlan

@@ -15,7 +15,7 @@ from ptq4vit_onnx.report import twin_words
 if TYPE_CHECKING:
     from ptq4vit_onnx.evaluation.compare import AgainstFloat
     from ptq4vit_onnx.images.loading import ImageSet
-    from ptq4vit_onnx.network.load import LoadedModel, Origin
+    from ptq4vit_onnx.model_loading.load import LoadedModel, Origin
     from ptq4vit_onnx.passes import PassReport
     from ptq4vit_onnx.plan.evidence import SiteEvidence
     from ptq4vit_onnx.plan.options import Options

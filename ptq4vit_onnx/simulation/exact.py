@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptq4vit_onnx.network.discovery import Call
+from ptq4vit_onnx.network.calls import Call
 from ptq4vit_onnx.plan.exact_product import exact_product
 from ptq4vit_onnx.plan.file_layout import FileLayout
 from ptq4vit_onnx.plan.outlier_split import COLUMNS, ROWS, only_channels, without_channels
@@ -91,7 +91,7 @@ class ExactSimulator:
             out = kernel(left.units(call.lhs)[0], weight, outer)
         else:
             out = self._product(name, left, call.lhs, weight)
-        return out if heads is None else out * torch.from_numpy(heads).reshape(-1, 1, 1)
+        return call.arrange(out if heads is None else out * torch.from_numpy(heads).reshape(-1, 1, 1))
 
     def _product(self, name: str, lhs: Quantizer, x: Tensor, weight: _Weight) -> Tensor:
         """The branches as one product in fine steps, where the file does so, or each by itself, added up in order."""

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ptq4vit_onnx.network.calls import Call
 from ptq4vit_onnx.network.channel_folding import folded
-from ptq4vit_onnx.network.discovery import Call, Handler, as_deployed, compute_plainly, watching
+from ptq4vit_onnx.network.discovery import Handler, as_deployed, compute_plainly, watching
 from ptq4vit_onnx.network.planned_product import shipped_sides, with_weight
 from ptq4vit_onnx.plan.file_layout import FileLayout
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan

@@ -24,8 +24,8 @@ from ptq4vit_onnx.files.outputs import require_writable
 from ptq4vit_onnx.files.provenance import Identity, data_identity, file_identity
 from ptq4vit_onnx.images.loading import Array, ImageSet, has_labels, load_images, require_source
 from ptq4vit_onnx.images.stream import ImageSource, ImageStream, Where, open_images
+from ptq4vit_onnx.model_loading.load import LoadedModel, load, resolve
 from ptq4vit_onnx.models.specs import ModelSpec
-from ptq4vit_onnx.network.load import LoadedModel, load, resolve
 from ptq4vit_onnx.progress import Progress, silent, ticks
 from ptq4vit_onnx.studies.paper_tables import TableName, TableRow, rows_of
 from ptq4vit_onnx.studies.table_files import Tally, add_row, read_rows, write_rows

@@ -22,7 +22,7 @@ from ptq4vit_onnx.calibration.calibrate import (
 from ptq4vit_onnx.calibration.channel_scales import channel_choices, with_channels
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.images.embedded import embedded_digits
-from ptq4vit_onnx.network.load import load, resolve
+from ptq4vit_onnx.model_loading.load import load, resolve
 from ptq4vit_onnx.network.planned_product import quantized_product
 from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.network.tape import record

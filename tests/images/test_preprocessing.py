@@ -12,10 +12,10 @@ from PIL import Image
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.images.preprocessing import Preprocessing
+from ptq4vit_onnx.model_loading.load import load, resolve
+from ptq4vit_onnx.model_loading.timm_compat import import_timm
 from ptq4vit_onnx.models import digits_arch
 from ptq4vit_onnx.models.specs import DIGITS_FOLDER, SPECS
-from ptq4vit_onnx.network.load import load, resolve
-from ptq4vit_onnx.network.timm_compat import import_timm
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RULES = {
@@ -126,7 +126,7 @@ def test_images_that_are_not_square_equal_timms_transform_bit_for_bit(
 def test_each_model_brings_the_rule_timm_would_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all specs, from timm's own table of its tags; building the larger ones would take minutes."""
     timm = import_timm()
-    from ptq4vit_onnx.network.load import preprocessing_of
+    from ptq4vit_onnx.model_loading.load import preprocessing_of
 
     class Configured:
         def __init__(self, config: Any) -> None:

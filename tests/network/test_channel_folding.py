@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ptq4vit_onnx.model_loading.timm_compat import import_timm
 from ptq4vit_onnx.network.channel_folding import _folded, _probe, foldable, folded
 from ptq4vit_onnx.network.discovery import discover, unfuse_attention
-from ptq4vit_onnx.network.timm_compat import import_timm
 from ptq4vit_onnx.plan.quantizers import Uniform
 from ptq4vit_onnx.plan.scale_plan import SitePlan
 

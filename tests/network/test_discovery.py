@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.network.discovery import Call, discover, unfuse_attention, watching
+from ptq4vit_onnx.model_loading.timm_compat import import_timm
+from ptq4vit_onnx.network.calls import Call
+from ptq4vit_onnx.network.discovery import as_deployed, discover, unfuse_attention, watching
 from ptq4vit_onnx.network.patches import patches
-from ptq4vit_onnx.network.timm_compat import import_timm
 from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
 from ptq4vit_onnx.plan.sites import Site
 
@@ -52,8 +53,9 @@ def test_sites_know_what_feeds_them_and_how_they_are_grouped(load_model: Callabl
 @pytest.mark.parametrize("name", ["vit_digits", "swin_digits"])
 def test_watching_does_not_change_a_value(name: str, load_model: Callable[[str], Any], digits: Any) -> None:
     module, images = load_model(name).module, torch.from_numpy(digits)
-    expected = module(images)
-    with watching(module, lambda call: call.plain()):
+    with as_deployed(module):
+        expected = module(images)
+    with as_deployed(module), watching(module, lambda call: call.plain()):
         assert torch.equal(module(images), expected)
 
 
@@ -105,14 +107,13 @@ def test_patches_are_ordered_as_a_convolutions_weight(size: int) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("resnet18", r"conv1 is a convolution with kernel \(7, 7\).*only patch embeddings"),
-        ("mixer_s32_224", "no attention products"),
-        ("convnext_atto", "is a convolution"),
+        ("resnet18", r"1 of 21 products .* \(conv1: a convolution of overlapping windows over 3 channels"),
+        ("convnext_atto", r"12 of \d+ products .*a convolution in 40 groups.*; and 9 more"),
     ],
 )
-def test_other_architectures_are_refused_with_what_was_not_understood(name: str, said: str) -> None:
+def test_products_that_stay_in_float_are_named_with_the_way_on(name: str, said: str) -> None:
     model = import_timm().create_model(name, pretrained=False).eval()
-    with pytest.raises(UserError, match=f"cannot quantise this model: .*{said}"):
+    with pytest.raises(UserError, match=f"{said}.*; --allow-float leaves them in float"):
         discover(model, torch.zeros(1, 3, 224, 224))
 
 
@@ -146,21 +147,42 @@ def _broadcast(_: nn.Module, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("forward", "said"),
     [
-        (_fused, "its forward computes scaled_dot_product_attention"),
-        (_computed_weight, "the weight of a product in its forward is computed, not a parameter"),
-        (_twice, "the product fc is computed more than once"),
-        (_broadcast, "neither a linear nor an attention product"),
-        (lambda _, x: torch.bmm(x[0], x[0]), "neither a linear nor an attention product"),
-        (lambda _, x: torch.einsum("bhij,bhkj->bhik", x, x), "computes einsum"),
-        (lambda model, x: model.fc(x), "no attention products"),
-        (lambda _, x: (x @ x.mT) @ (x @ x.mT), "its forward computes more products of activations than Q@K"),
-        (lambda _, x: x[..., None], r"its forward returns \[1, 2, 4, 4, 1\], expected logits \[images, classes\]"),
-        (lambda _, x: {"logits": x}, "its forward returns dict, expected logits"),
+        (_twice, "fc: its weight is used by more than one product"),
+        (
+            lambda _, x: torch.inner(x, x[0, 0]),
+            "inner: .* computes inner, which is not a product this tool understands",
+        ),
+        (lambda model, x: F.linear(x, x[0, 0] * model.fc.weight, x[0, 0, 0]), "weight and bias depend on the image"),
+        (lambda _, x: x + x, "no linear, convolution or attention product was found"),
+        (
+            lambda model, x: model.fc(x).sum(),
+            r"its forward returns \[\] for 1 images, expected tensors \[images, ...\]",
+        ),
+        (lambda model, x: [[model.fc(x)]], "its forward returns list for 1 images"),
+        (lambda model, x: "text", "its forward returns str for 1 images"),
     ],
 )
-def test_products_of_unknown_form_are_refused_by_name(forward: Any, said: str) -> None:
+def test_what_cannot_be_quantised_is_refused_by_name(forward: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):
         discover(_Model(forward), torch.randn(1, 2, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("forward", "names"),
+    [
+        (_fused, ["qk", "pv"]),
+        (_computed_weight, ["linear"]),
+        (_broadcast, ["qk"]),
+        (lambda _, x: torch.bmm(x[0], x[0])[None], ["qk"]),
+        (lambda _, x: torch.einsum("bhij,bhkj->bhik", x, x), ["qk"]),
+        (lambda model, x: model.fc(x), ["fc"]),
+        (lambda _, x: (x @ x.mT) @ (x @ x.mT), ["qk", "pv", "matmul"]),
+        (lambda _, x: (x @ x.mT) @ (x @ x.mT) @ (x @ x.mT), ["qk", "pv", "matmul", "matmul_2", "matmul_3"]),
+        (lambda _, x: x.mT @ (x @ x.mT).softmax(-1), ["qk", "pv"]),
+    ],
+)
+def test_products_of_any_form_are_sites(forward: Any, names: list[str]) -> None:
+    assert [site.name for site in discover(_Model(forward), torch.randn(1, 2, 4, 4))] == names
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ptq4vit_onnx.model_loading.load import load, resolve
 from ptq4vit_onnx.network import tape
 from ptq4vit_onnx.network.blocks import find_blocks
 from ptq4vit_onnx.network.discovery import watching
-from ptq4vit_onnx.network.load import load, resolve
 from ptq4vit_onnx.network.recording import Recorder
-from ptq4vit_onnx.network.tape import draw_direction, draw_labels, loss_of, record
+from ptq4vit_onnx.network.tape import LOGITS, draw_labels, draw_signs, loss_of, record
 
 
 @pytest.fixture(scope="module", params=["vit_digits", "swin_digits"])
@@ -83,7 +83,7 @@ def test_the_expected_squared_gradient_is_the_fisher_information(labels: Any) ->
     """Of the logits that is diag(p) - p p^T, whole and not just on its diagonal."""
     p = torch.tensor([0.7, 0.2, 0.1])
     logits = torch.log(p).repeat(40000, 1).requires_grad_(True)
-    loss_of(logits, labels, torch.Generator().manual_seed(1)).backward()  # type: ignore[no-untyped-call]
+    loss_of((logits,), LOGITS, labels, torch.Generator().manual_seed(1)).backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     found = logits.grad.T @ logits.grad / len(logits)
     expected = torch.diag(p) - p[:, None] * p
@@ -93,7 +93,7 @@ def test_the_expected_squared_gradient_is_the_fisher_information(labels: Any) ->
 def test_signs_weigh_a_sure_image_at_every_draw() -> None:
     """One drawn label in a hundred would have all of its gradient."""
     logits = torch.log(torch.tensor([[0.99, 0.005, 0.005]])).repeat(50, 1)
-    size = draw_direction(logits, torch.Generator().manual_seed(0)).square().sum(-1)
+    size = LOGITS.direction(logits, draw_signs(logits, torch.Generator().manual_seed(0))).square().sum(-1)
     assert size.min() > 0.5 * size.mean()
 
 

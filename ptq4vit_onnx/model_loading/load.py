@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ptq4vit_onnx.errors import UserError, one_line
 from ptq4vit_onnx.images.preprocessing import Preprocessing
+from ptq4vit_onnx.model_loading.checkpoints import classes_in, load_state, read_state, resampled_tables
+from ptq4vit_onnx.model_loading.timm_compat import import_timm
 from ptq4vit_onnx.models.specs import ModelSpec, find, unknown_model
-from ptq4vit_onnx.network.checkpoints import classes_in, load_state, read_state, resampled_tables
-from ptq4vit_onnx.network.timm_compat import import_timm
+from ptq4vit_onnx.output_kinds.kinds import KINDS, OutputKind
 from ptq4vit_onnx.plan.quantizers import Pixels
 from ptq4vit_onnx.request import ImageSize
 from ptq4vit_onnx.runtime.quiet import quiet_logging
@@ -35,9 +36,10 @@ _HUB_TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that is ready to be calibrated: unfused, in eval mode. fingerprint: identifies its weights.
+    """A model that is ready to be calibrated: in eval mode. fingerprint: identifies its weights.
 
-    resampled: a sentence, where the weights are for another image size.
+    resampled: a sentence, where the weights are for another image size. kind: of what it returns. outputs: the names of
+    the tensors it returns, in their order; its forward returns a tensor, or a tuple of as many.
     """
 
     name: str
@@ -47,6 +49,8 @@ class LoadedModel:
     fingerprint: str
     classes: int
     resampled: str = ""
+    kind: OutputKind = KINDS["logits"]
+    outputs: tuple[str, ...] = ("logits",)
 
     @property
     def is_random(self) -> bool:
@@ -140,10 +144,7 @@ def _with_weights(
 def _finish(
     spec: ModelSpec, module: nn.Module, origin: Origin, resampled: str, img_size: ImageSize | None
 ) -> LoadedModel:
-    from ptq4vit_onnx.network.discovery import unfuse_attention
-
     module.eval().requires_grad_(False)
-    unfuse_attention(module)
     classes = int(getattr(module, "num_classes", 0))
     if classes <= 0:
         raise _no_classifier(spec)

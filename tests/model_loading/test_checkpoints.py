@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import save_file
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.model_loading.checkpoints import load_state, read_state, resampled_tables
+from ptq4vit_onnx.model_loading.load import load, resolve
+from ptq4vit_onnx.model_loading.timm_compat import import_timm
 from ptq4vit_onnx.models.specs import DIGITS_FOLDER, ModelSpec
-from ptq4vit_onnx.network.checkpoints import load_state, read_state, resampled_tables
-from ptq4vit_onnx.network.load import load, resolve
-from ptq4vit_onnx.network.timm_compat import import_timm
 
 WEIGHTS = DIGITS_FOLDER / "vit_digits.safetensors"
 TINY = ModelSpec("tiny", "vit_tiny_patch16_224", 224, "a small one")

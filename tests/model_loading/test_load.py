@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.model_loading import load as loading
+from ptq4vit_onnx.model_loading.load import channels_of, fingerprint_of, load, resolve
+from ptq4vit_onnx.model_loading.timm_compat import declare_missing_torchvision_operators, import_timm
 from ptq4vit_onnx.models.specs import DIGITS_FOLDER, SPECS, ModelSpec
-from ptq4vit_onnx.network import load as loading
-from ptq4vit_onnx.network.load import channels_of, fingerprint_of, load, resolve
-from ptq4vit_onnx.network.timm_compat import declare_missing_torchvision_operators, import_timm
 
 WEIGHTS = DIGITS_FOLDER / "vit_digits.safetensors"
 TINY = ModelSpec("tiny", "vit_tiny_patch16_224", 224, "a small one")
@@ -151,13 +151,11 @@ def test_the_fingerprint_is_of_names_shapes_and_values(load_model: Callable[[str
     assert fingerprint_of(module) != original
 
 
-def test_loaded_models_are_frozen_in_eval_mode_and_unfused(load_model: Callable[[str], Any]) -> None:
+def test_loaded_models_are_frozen_in_eval_mode(load_model: Callable[[str], Any]) -> None:
     for name in ("vit_digits", "swin_digits"):
         module = load_model(name).module
         assert not any(part.training for part in module.modules())
         assert not any(parameter.requires_grad for parameter in module.parameters())
-        fused = [part.fused_attn for part in module.modules() if hasattr(part, "fused_attn")]
-        assert fused and not any(fused)
 
 
 def test_every_spec_names_an_architecture_and_tag_that_timm_has() -> None:
