@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.evaluation.evaluate import Evaluation, Evaluations, evaluate_files
-from ptq4vit_onnx.graph.model_file import read_model_file, require_reference_of
+from ptq4vit_onnx.graph.model_file import ModelFile, is_float, read_model_file, require_reference_of
 from ptq4vit_onnx.images.stream import ImageSource, Where
 from ptq4vit_onnx.limits import require_running
 from ptq4vit_onnx.models.specs import DEFAULT
 from ptq4vit_onnx.plan.file_layout import InputType
 from ptq4vit_onnx.plan.options import Preset
+from ptq4vit_onnx.plan.plan_json import read_plan
+from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.progress import Progress, silent
 from ptq4vit_onnx.proof.parity_gate import Check, Limits, ParityResult, check_files
 from ptq4vit_onnx.request import AnyPath, AnySize, resolve_request
@@ -90,10 +92,11 @@ def evaluate(
     """Accuracy of ONNX models on the images of `data`, and their agreement with a reference.
 
     data: an ImageFolder tree, a folder with labels.csv, a folder of images, .npy or .npz; None: the test
-    images of an embedded model. Images are prepared as each model's metadata says. reference: a float file of the
-    same model; without one, the first model. images: use only as many, picked at random but always alike.
-    where: "COLUMN=VALUE" keeps some rows of a labels.csv. skip_unreadable: do without images that are damaged or
-    missing, instead of raising. threads: 0 is all cores.
+    images of an embedded model, or, for a model that takes RGB photographs, crops of photos that ship with the package
+    and were not calibrated on, as the plan.json next to a model tells; they have no labels. Images are prepared as each
+    model's metadata says. reference: a float file of the same model; without one, the first model. images: use only as
+    many, picked at random but always alike. where: "COLUMN=VALUE" keeps some rows of a labels.csv. skip_unreadable: do
+    without images that are damaged or missing, instead of raising. threads: 0 is all cores.
 
     >>> evaluate(["float.onnx", "model.onnx"], "validation").models[1].drop
     """
@@ -108,7 +111,9 @@ def evaluate(
         compared = read_model_file(Path(reference))
         for file in files:
             require_reference_of(file, compared)
-    return evaluate_files(files, _source(data, images, where, skip_unreadable), compared, threads, batch, progress)
+    plans = tuple(_plan_beside(file) for file in files if data is None and not (file.embedded or is_float(file)))
+    source = _source(data, images, where, skip_unreadable, plans)
+    return evaluate_files(files, source, compared, threads, batch, progress)
 
 
 def check_parity(
@@ -135,18 +140,26 @@ def check_parity(
 
     >>> check_parity("model.onnx", "float.onnx", "validation").passed
     """
-    from ptq4vit_onnx.plan.plan_json import read_plan
-
     limits = Limits(min_agreement, max_drop, max_kl)
     require_running(threads, batch)
     file, compared = read_model_file(Path(model)), read_model_file(Path(reference))
     beside = file.path.with_name("plan.json")
     chosen = Path(plan) if plan is not None else (beside if beside.is_file() else None)
     known = None if chosen is None else read_plan(chosen)
-    source = _source(data, images, where, skip_unreadable)
+    source = _source(data, images, where, skip_unreadable, (known,))
     return check_files(file, compared, source, known, limits, threads, batch, progress)
 
 
-def _source(data: AnyPath | None, images: int | None, where: str | None, skip_unreadable: bool) -> ImageSource:
+def _plan_beside(file: ModelFile) -> ScalePlan | None:
+    """The plan.json next to a model, if it is one of this model with these weights."""
+    path = file.path.with_name("plan.json")
+    plan = read_plan(path) if path.is_file() else None
+    return plan if plan is not None and (plan.model, plan.weights) == (file.model, file.weights) else None
+
+
+def _source(
+    data: AnyPath | None, images: int | None, where: str | None, skip_unreadable: bool,
+    plans: tuple[ScalePlan | None, ...],
+) -> ImageSource:  # fmt: skip
     rows = None if where is None else Where.parse(where)
-    return ImageSource(None if data is None else Path(data), images, rows, skip_unreadable=skip_unreadable)
+    return ImageSource(None if data is None else Path(data), images, rows, skip_unreadable=skip_unreadable, plans=plans)

@@ -68,7 +68,7 @@ def add_images(parser: argparse.ArgumentParser, may_skip: bool = False) -> None:
     group = parser.add_argument_group("images")
     group.add_argument(
         "--data", type=Path, metavar="PATH",
-        help="ImageFolder tree, labels.csv or images in a folder, .npy or .npz (an embedded model's own)",
+        help="ImageFolder tree, labels.csv or images in a folder, .npy or .npz (built-in images)",
     )  # fmt: skip
     group.add_argument("--images", type=positive, metavar="N", help="use N images, picked alike (all)")
     group.add_argument("--where", metavar="COLUMN=VALUE", help="only these rows of labels.csv")

@@ -39,7 +39,8 @@ def run_eval(parsed: argparse.Namespace, progress: Progress) -> Outcome:
         parsed.model, parsed.data, reference=parsed.reference, images=parsed.images, where=parsed.where,
         skip_unreadable=parsed.skip_unreadable, threads=parsed.threads, batch=parsed.batch, progress=progress,
     )  # fmt: skip
-    return Outcome(json.dumps(found.to_data()) if parsed.json else table(evaluation_rows(found)))
+    text = table(evaluation_rows(found)) + _measured_on(found)
+    return Outcome(json.dumps(found.to_data()) if parsed.json else text)
 
 
 def evaluation_rows(found: Evaluations) -> list[tuple[str, ...]]:
@@ -100,7 +101,13 @@ def run_parity(parsed: argparse.Namespace, progress: Progress) -> Outcome:
 def parity_text(result: ParityResult) -> str:
     """A line for each check, and one for the first site that diverges."""
     lines = table([(check.status, check.name, check.sentence) for check in result.checks])
+    lines += _measured_on(result)
     return lines if result.first_divergent is None else f"{lines}\nfirst divergent site: {result.first_divergent}"
+
+
+def _measured_on(found: Evaluations | ParityResult) -> str:
+    """A line, if the images are not the user's."""
+    return "" if found.measured_on is None else f"\nmeasured on {found.measured_on}"
 
 
 def _result_files(parsed: argparse.Namespace) -> list[ResultFile]:

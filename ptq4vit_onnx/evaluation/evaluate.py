@@ -44,13 +44,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """models: in the order they were given. reference: what they are compared with, one of them or not."""
+    """models: in the order they were given. reference: what they are compared with, one of them or not. measured_on: a
+    sentence on the images where they are built-in photos, else None."""
 
     models: tuple[Evaluation, ...]
     reference: Evaluation
+    measured_on: str | None = None
 
     def to_data(self) -> dict[str, Any]:
-        return {"models": [model.to_data() for model in self.models]}
+        return {"models": [model.to_data() for model in self.models], "measured_on": self.measured_on}
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,14 @@ class Predictions:
     """Logits [images, classes] of several models on the same images, by path; labels where there are some.
 
     first: the first few images, as the first model sees them. skipped: how many images could not be read.
+    measured_on: as in Evaluations.
     """
 
     logits: Mapping[Path, Array]
     labels: Array | None
     first: Array
     skipped: int = 0
+    measured_on: str | None = None
 
 
 def evaluate_files(
@@ -79,7 +83,7 @@ def evaluate_files(
     found = predict([reference, *others], source, threads, batch, progress)
     if found.labels is None and not others:
         raise UserError(
-            f"{source.data} has no labels, and nothing to compare {reference.path} with; give an ImageFolder "
+            f"{source} has no labels, and nothing to compare {reference.path} with; give an ImageFolder "
             "tree or a labels.csv, or --reference FLOAT.onnx"
         )
     for path, logits in found.logits.items():
@@ -88,6 +92,7 @@ def evaluate_files(
     return Evaluations(
         tuple(_evaluation(model.path, found, reference.path) for model in models),
         _evaluation(reference.path, found, reference.path),
+        found.measured_on,
     )
 
 
@@ -107,7 +112,7 @@ def predict(
     groups = [_predict_alike(group, source, threads, batch, progress) for group in alike.values()]
     logits = {path: values for group in groups for path, values in group.logits.items()}
     _require_same_classes({path: values.shape[-1] for path, values in logits.items()}, models[0].path)
-    return Predictions(logits, groups[0].labels, groups[0].first, groups[0].skipped)
+    return Predictions(logits, groups[0].labels, groups[0].first, groups[0].skipped, groups[0].measured_on)
 
 
 def _predict_alike(
@@ -128,7 +133,8 @@ def _predict_alike(
             labels.append(chunk.labels)
     assert first is not None, "a stream without images is refused where it is opened"
     joined = {path: np.concatenate(values) for path, values in parts.items()}
-    return Predictions(joined, np.concatenate(labels) if labels else None, first, len(stream.skipped))
+    counted = np.concatenate(labels) if labels else None
+    return Predictions(joined, counted, first, len(stream.skipped), stream.measured_on)
 
 
 def _require_logits(path: Path, logits: Array, labels: Array | None, source: ImageSource) -> None:

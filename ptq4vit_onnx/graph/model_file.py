@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.graph.integer_products import INTEGER_KERNELS
@@ -64,10 +65,19 @@ def require_reference_of(model: ModelFile, reference: ModelFile) -> None:
 
 def require_float(reference: ModelFile) -> None:
     """Refuse a reference that is itself quantised: nothing in it says what the float model computes."""
-    nodes = load(reference.path, weights=False).graph.node
-    quantised = next((node for node in nodes if node.op_type in _QUANTISING_OPS | INTEGER_KERNELS), None)
+    quantised = _quantising_node(reference)
     if quantised is not None:
         raise UserError(
             f"reference {reference.path} is not a float file: it has the {quantised.op_type} {quantised.name}; "
             "give the float.onnx of the same export"
         )
+
+
+def is_float(model: ModelFile) -> bool:
+    return _quantising_node(model) is None
+
+
+def _quantising_node(model: ModelFile) -> Any:
+    """The first node that makes or multiplies codes; None in a float file."""
+    nodes = load(model.path, weights=False).graph.node
+    return next((node for node in nodes if node.op_type in _QUANTISING_OPS | INTEGER_KERNELS), None)

@@ -1,22 +1,26 @@
-"""Which images an export calibrates on, and which it measures on."""
+"""Which images an export calibrates on, which it measures on, and which its files are measured on later."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.images.builtin import CHANNELS, built_in_photos, require_rgb
+from ptq4vit_onnx.images.builtin import BUILT_IN, CHANNELS, IMAGES_FROM, built_in_photos, require_rgb
 from ptq4vit_onnx.images.embedded import embedded_digits, require_digits
 from ptq4vit_onnx.images.loading import ImageSet, count_images, load_images, require_source
 from ptq4vit_onnx.images.preprocessing import Preprocessing
+from ptq4vit_onnx.limits import require_whole
 from ptq4vit_onnx.models.specs import ModelSpec
+from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.progress import Progress, silent
 
 MOST_HELD_OUT = 256  # of the user's images
 LEAST_HELD_OUT = 8  # fewer of the user's tell less than crops of the built-in photos
 BUILT_IN_HELD_OUT = 64
+MOST_CROPS = 1024  # more of three photos say nothing new, and all are held in memory
 _CALIBRATED = {True: "not calibrated on", False: "also calibrated on, so the figure flatters",
                None: "perhaps also calibrated on"}  # fmt: skip
 
@@ -102,3 +106,56 @@ def choose_images(
 
 def _held_out_photos(preprocessing: Preprocessing, seed: int) -> ImageSet:
     return built_in_photos(preprocessing, "held out", BUILT_IN_HELD_OUT, seed)
+
+
+@dataclass(frozen=True)
+class UnseenPhotos:
+    """Crops of built-in photos that quantised files are measured on, without labels. held_out: as in MeasuredOn."""
+
+    images: ImageSet
+    held_out: bool | None
+
+    def __str__(self) -> str:
+        measured = MeasuredOn(len(self.images), self.images.source, self.held_out)
+        return f"{measured}; they have no labels, so there is no top-1"
+
+
+def unseen_photos(
+    plans: Sequence[ScalePlan | None], preprocessing: Preprocessing, model: str, count: int | None = None
+) -> UnseenPhotos:
+    """The crops that an export of this model measures on, or the first `count`, a larger count going on from there.
+
+    plans: of the quantised files, None where a file's is not known. The seed of a plan that was calibrated on built-in
+    photos decides which photos are left; plans of several seeds would not leave the same, and are refused.
+    """
+    require_rgb(preprocessing.size[0], model)
+    require_whole("images", BUILT_IN_HELD_OUT if count is None else count, 1, MOST_CROPS)
+    known = [plan for plan in plans if plan is not None]
+    seeds = {_option(plan, "seed") for plan in known if plan.options.get(IMAGES_FROM) == BUILT_IN}
+    if len(seeds) > 1:
+        raise UserError(
+            f"the files were calibrated on built-in photos by the seeds {', '.join(map(str, sorted(seeds)))}, which "
+            "leave different photos to measure on; give --data, or measure one file at a time"
+        )
+    seed = next(iter(seeds or [_option(plan, "seed") for plan in known] or [0]))
+    images = built_in_photos(preprocessing, "held out", count or BUILT_IN_HELD_OUT, seed)
+    return UnseenPhotos(images, True if all(_left_out(plan, preprocessing) for plan in plans) else None)
+
+
+def _left_out(plan: ScalePlan | None, preprocessing: Preprocessing) -> bool:
+    """Whether the plan was surely calibrated on other images than the held-out photos of its seed.
+
+    The fingerprint tells a plan of other built-in photos, as another version of the package may have them.
+    """
+    if plan is None or IMAGES_FROM not in plan.options:
+        return False
+    if plan.options[IMAGES_FROM] != BUILT_IN:
+        return True
+    count = min(max(_option(plan, "images"), 1), MOST_CROPS)
+    return built_in_photos(preprocessing, "calibration", count, _option(plan, "seed")).fingerprint == plan.images
+
+
+def _option(plan: ScalePlan, name: str) -> int:
+    """A whole number among a plan's options; 0 for what a hand-written plan lacks."""
+    value = plan.options.get(name)
+    return value if isinstance(value, int) and value >= 0 else 0

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.images.choice import unseen_photos
 from ptq4vit_onnx.images.embedded import embedded_digits
 from ptq4vit_onnx.images.listing import Listing, list_folder
 from ptq4vit_onnx.images.loading import Array, ImageSet, load_images, pick, read_images, require_readable
 from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.limits import require_whole
 from ptq4vit_onnx.models.specs import is_embedded
+from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -44,50 +46,53 @@ class Where:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Which images. data None: the test split that ships with an embedded model. count None: all of them, in
-    order, else as many, picked with `seed`. skip_unreadable: measure on the others, where a file is damaged or missing;
-    without it that is an error, since a figure on half a set looks like one on the whole."""
+    """Which images. data None: the test split that ships with an embedded model, else crops of built-in photos that
+    none of `plans` was calibrated on. count None: all of them, in order, else as many, picked with `seed`.
+    skip_unreadable: measure on the others, where a file is damaged or missing; without it that is an error, since a
+    figure on half a set looks like one on the whole. plans: of the files that are measured, None for an unknown one."""
 
     data: Path | None = None
     count: int | None = None
     where: Where | None = None
     seed: int = 0
     skip_unreadable: bool = False
+    plans: tuple[ScalePlan | None, ...] = (None,)
 
     def __post_init__(self) -> None:
         if self.count is not None:
             require_whole("images", self.count, 1)
         if self.where is not None and not (self.data is not None and (self.data / "labels.csv").is_file()):
-            raise UserError(f"--where needs a labels.csv, {self.data or 'the embedded set'} has none; leave it out")
+            raise UserError(f"--where needs a labels.csv, {self} has none; leave it out")
+
+    def __str__(self) -> str:
+        return "the set of built-in images" if self.data is None else str(self.data)
 
 
 @dataclass(frozen=True)
 class ImageStream:
     """labels: of every image that may come, known before the first is read; None without labels. skipped: files that
-    could not be read, by now, with the reason."""
+    could not be read, by now, with the reason. measured_on: a sentence on built-in photos; None for other images."""
 
     labels: Array | None
     chunks: Iterable[ImageSet]
     skipped: Mapping[str, str] = field(default_factory=dict)
+    measured_on: str | None = None
 
 
 def open_images(source: ImageSource, model: str, preprocessing: Preprocessing, progress: Progress) -> ImageStream:
     """The images of `source`, prepared for the model of this name."""
     data = source.data
+    if data is None and is_embedded(model):
+        return _held(embedded_digits(preprocessing, "test", source.count, source.seed), progress)
     if data is None:
-        return _held(_embedded(source, model, preprocessing), progress)
+        photos = unseen_photos(source.plans, preprocessing, model, source.count)
+        return replace(_held(photos.images, progress), measured_on=str(photos))
     if not data.is_dir():
         return _held(load_images(data, preprocessing, source.count, source.seed), progress)
     listing = list_folder(data, source.where)
     labels = None if listing.labels is None else np.asarray(listing.labels, np.int64)
     skipped: dict[str, str] = {}
     return ImageStream(labels, _folder_chunks(source, data, listing, preprocessing, skipped, progress), skipped)
-
-
-def _embedded(source: ImageSource, model: str, preprocessing: Preprocessing) -> ImageSet:
-    if not is_embedded(model):
-        raise UserError(f"no images for {model}; give --data FOLDER, an ImageFolder tree, .npy or .npz")
-    return embedded_digits(preprocessing, "test", source.count, source.seed)
 
 
 def _held(held: ImageSet, progress: Progress) -> ImageStream:

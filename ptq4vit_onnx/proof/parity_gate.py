@@ -72,7 +72,7 @@ class Check:
 @dataclass(frozen=True)
 class ParityResult:
     """All checks in order. first_divergent: the first site or node that is wrong, and how, if one was found. skipped:
-    images that could not be read and are not among `images`."""
+    images that could not be read and are not among `images`. measured_on: as in Evaluations."""
 
     model: str
     reference: str
@@ -80,6 +80,7 @@ class ParityResult:
     checks: tuple[Check, ...]
     first_divergent: str | None = None
     skipped: int = 0
+    measured_on: str | None = None
 
     @property
     def passed(self) -> bool:
@@ -95,6 +96,9 @@ class ParityResult:
             "testsuite", name="ptq4vit-onnx parity", tests=str(len(statuses)), errors="0",
             failures=str(statuses.count("failed")), skipped=str(statuses.count("skipped")),
         )  # fmt: skip
+        if self.measured_on is not None:
+            properties = ElementTree.SubElement(suite, "properties")
+            ElementTree.SubElement(properties, "property", name="measured_on", value=self.measured_on)
         for check in self.checks:
             case = ElementTree.SubElement(suite, "testcase", classname=_in_xml(self.model), name=check.name)
             if check.status == "failed":
@@ -132,7 +136,7 @@ def check_files(
     chosen = limits or Limits()
     found = predict([model, reference], source, threads, batch, progress)
     if chosen.max_drop is not None and found.labels is None:
-        raise UserError(f"--max-drop needs labels, {source.data} has none; leave it out, or add a labels.csv")
+        raise UserError(f"--max-drop needs labels, {source} has none; leave it out, or give --data with a labels.csv")
     checks = _inside(model, reference, plan, found.first) + _outside(model, reference, found, chosen)
     failed = [check for check in checks if check.status == "failed"]
     named = next((f"{check.site}: {check.sentence}" for check in failed if check.site), None)
@@ -142,7 +146,8 @@ def check_files(
         if named is None:
             checks = [_with_farthest(check, distances) if check is failed[0] else check for check in checks]
     images = len(found.logits[model.path])
-    return ParityResult(str(model.path), str(reference.path), images, tuple(checks), named, found.skipped)
+    paths = str(model.path), str(reference.path)
+    return ParityResult(*paths, images, tuple(checks), named, found.skipped, found.measured_on)
 
 
 def _require_plan_of(model: ModelFile, plan: ScalePlan | None) -> None:
