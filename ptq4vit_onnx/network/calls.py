@@ -10,9 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.network.patches import Window, patches, unrolled
+from ptq4vit_onnx.network.patches import Window, patches
 from ptq4vit_onnx.network.tensor_tags import norm_of, source_of
-from ptq4vit_onnx.plan.convolutions import LEAST_CHANNELS, matrix_of
+from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
 from ptq4vit_onnx.plan.sites import Site
 
 
@@ -84,25 +84,24 @@ def matmul_call(name: str, scope: str, lhs: Tensor, rhs: Tensor, plain: Callable
 def conv_call(
     name: str, scope: str, x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, plain: Callable[[], Tensor]
 ) -> Call:
-    """A convolution over all channels is a product over its unrolled windows."""
+    """A convolution whose windows tile the image is a product over them."""
     if window.groups != 1:
         raise NotAProductError(
             name, scope, f"a convolution in {window.groups} groups, which no integer kernel is faster at"
         )
-    if not window.tiles and weight.shape[1] < LEAST_CHANNELS:
+    if not window.tiles:
         raise NotAProductError(
-            name, scope, f"a convolution of overlapping windows over {weight.shape[1]} channels, faster in float"
+            name, scope, f"a convolution of kernel {window.kernel} and stride {window.stride}, not a patch embedding"
         )
     rows, columns = window.positions(x)
 
     def arrange(out: Tensor) -> Tensor:
         return out.transpose(1, 2).reshape(len(out), -1, rows, columns)
 
-    lhs = patches(x, *window.kernel) if window.tiles else unrolled(x, window)
-    matrix = matrix_of(weight, window.tiles)
+    matrix = pair_far_inputs(weight.flatten(1)).t()
     return Call(
-        Site(name, "conv", scope, source_of(x) if not window.tiles else "other"),
-        lhs, matrix, bias, arrange, lambda grad: grad.flatten(2).transpose(1, 2), plain,
+        Site(name, "conv", scope),
+        patches(x, *window.kernel), matrix, bias, arrange, lambda grad: grad.flatten(2).transpose(1, 2), plain,
     )  # fmt: skip
 
 

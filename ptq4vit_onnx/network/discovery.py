@@ -264,11 +264,11 @@ def discover(model: nn.Module, image: Tensor | np.ndarray[Any, Any]) -> list[Sit
 
 
 def require_all_integer(products: Products) -> None:
-    """Refuse a model with products that stay in float, naming the first few and the way on."""
+    """Refuse a model with products that would stay in float, naming the first few."""
     if products.floats:
         raise UserError(
             f"{len(products.floats)} of {len(products.found)} products of this model cannot be computed in integers "
-            f"({_first_few(products.floats)}); --allow-float leaves them in float and quantises the others"
+            f"({_first_few(products.floats)}); replace them in the model, or export it with torch.onnx.export instead"
         )
 
 
@@ -285,7 +285,7 @@ def discover_products(model: nn.Module, image: Tensor | np.ndarray[Any, Any]) ->
     """
     single = torch.as_tensor(image)[:1].detach()
     found, outputs = _products_on(model, single)
-    _require_rows(outputs, 1)
+    _require_logits(outputs, 1)
     lengths = {item.name: item.heads for item, _ in _products_on(model, single.repeat(2, 1, 1, 1))[0]}
     reason = "the length of its third axis from behind depends on the number of images"
     steady = [
@@ -323,15 +323,14 @@ def _products_on(model: nn.Module, images: Tensor) -> tuple[Found, tuple[Any, ..
     return [(what, node) for what, node in seen if node in inside], outputs
 
 
-def _require_rows(outputs: tuple[Any, ...], images: int) -> None:
-    """Refuse what is no tensor with one row per image."""
-    for output in outputs:
-        got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        if not isinstance(output, Tensor) or output.dim() < 2 or len(output) != images:
-            raise UserError(
-                f"cannot quantise this model: its forward returns {got} for {images} images, expected tensors "
-                "[images, ...]; wrap it in a module that returns such tensors"
-            )
+def _require_logits(outputs: tuple[Any, ...], images: int) -> None:
+    """Refuse what is not one tensor with one row of numbers per image."""
+    shapes = [list(item.shape) if isinstance(item, Tensor) else type(item).__name__ for item in outputs]
+    if len(outputs) != 1 or not isinstance(outputs[0], Tensor) or outputs[0].dim() != 2 or len(outputs[0]) != images:
+        raise UserError(
+            f"cannot quantise this model: its forward returns {', '.join(map(str, shapes)) or 'nothing'} for {images} "
+            "images, expected logits [images, classes]; wrap it in a module that returns such a tensor"
+        )
 
 
 def _distinct(found: list[Site | FloatProduct]) -> list[Site | FloatProduct]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
@@ -44,16 +42,3 @@ def patches(x: Tensor, height: int, width: int) -> Tensor:
     rows, columns = x.shape[-2] // height, x.shape[-1] // width
     tiles = x[..., : rows * height, : columns * width].reshape(*x.shape[:2], rows, height, columns, width)
     return pair_far_inputs(tiles.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2))
-
-
-def unrolled(x: Tensor, window: Window) -> Tensor:
-    """[batch, C, H, W] -> [batch, positions, height*width*C], inputs ordered by row, column and channel."""
-    (high, wide), (down, across) = window.padding, window.stride
-    rows, columns = window.positions(x)
-    padded = F.pad(x.permute(0, 2, 3, 1), (0, 0, wide, wide, high, high))
-    parts = [
-        padded[:, top : top + down * (rows - 1) + 1 : down, left : left + across * (columns - 1) + 1 : across]
-        for top in range(0, window.kernel[0] * window.dilation[0], window.dilation[0])
-        for left in range(0, window.kernel[1] * window.dilation[1], window.dilation[1])
-    ]
-    return torch.cat(parts, -1).flatten(1, 2)

@@ -6,7 +6,6 @@ options                  every choice about calibration; the presets of the pape
 scale_plan               everything that calibration decided, site by site
 plan_json                plan.json: written, read, checked
 saturation_safe_weights  the int8 weights that ship: no pair of products saturates without VNNI
-convolutions             the inputs of a convolution as those of a product
 channel_fold             scales of single input channels, folded into the layers around them
 outlier_split            outlier channels in a product of their own
 exact_product            products of whole numbers, exact in floating point
@@ -16,7 +15,6 @@ evidence                 what calibration saw of a site, for the report
 
 DOORS = (
     "channel_fold",
-    "convolutions",
     "evidence",
     "exact_product",
     "file_layout",

@@ -107,13 +107,16 @@ def test_patches_are_ordered_as_a_convolutions_weight(size: int) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("resnet18", r"1 of 21 products .* \(conv1: a convolution of overlapping windows over 3 channels"),
+        (
+            "resnet18",
+            r"20 of 21 products .* \(conv1: a convolution of kernel \(7, 7\) and stride \(2, 2\).*and 17 more",
+        ),
         ("convnext_atto", r"12 of \d+ products .*a convolution in 40 groups.*; and 9 more"),
     ],
 )
-def test_products_that_stay_in_float_are_named_with_the_way_on(name: str, said: str) -> None:
+def test_products_that_would_stay_in_float_are_named(name: str, said: str) -> None:
     model = import_timm().create_model(name, pretrained=False).eval()
-    with pytest.raises(UserError, match=f"{said}.*; --allow-float leaves them in float"):
+    with pytest.raises(UserError, match=f"{said}.*; replace them"):
         discover(model, torch.zeros(1, 3, 224, 224))
 
 
@@ -156,10 +159,11 @@ def _broadcast(_: nn.Module, x: Tensor) -> Tensor:
         (lambda _, x: x + x, "no linear, convolution or attention product was found"),
         (
             lambda model, x: model.fc(x).sum(),
-            r"its forward returns \[\] for 1 images, expected tensors \[images, ...\]",
+            r"its forward returns \[\] for 1 images, expected logits",
         ),
         (lambda model, x: [[model.fc(x)]], "its forward returns list for 1 images"),
-        (lambda model, x: "text", "its forward returns str for 1 images"),
+        (lambda model, x: (model.fc(x).flatten(1),) * 2, r"returns \[1, 32\], \[1, 32\] for 1 images, expected logits"),
+        (lambda model, x: model.fc(x)[..., None], r"its forward returns \[1, 2, 4, 4, 1\] for 1 images"),
     ],
 )
 def test_what_cannot_be_quantised_is_refused_by_name(forward: Any, said: str) -> None:
