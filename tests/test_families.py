@@ -127,3 +127,24 @@ def test_attentions_side_by_side_are_recorded_together(block: str) -> None:
     from timm.models import vision_transformer
 
     prove(loaded(partial(vit, block_fn=getattr(vision_transformer, block))))
+
+
+def talking_heads() -> nn.Module:
+    import_timm()
+    from timm.models.cait import Cait
+
+    return Cait(**TINY, depth_token_only=1)  # type: ignore[no-any-return]
+
+
+def gated_attention() -> nn.Module:
+    import_timm()
+    from timm.models.convit import ConVit
+
+    return ConVit(**TINY | {"depth": 2}, local_up_to_layer=1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("make", "sites"), [(talking_heads, 18), (gated_attention, 15)])
+def test_probabilities_that_do_not_come_straight_from_softmax_are_multiplied_in_integers(
+    make: Callable[[], nn.Module], sites: int
+) -> None:
+    assert len(prove(loaded(make)).sites) == sites
