@@ -11,6 +11,7 @@ from typing import Any
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.float_export.bind_sites import bind_sites
+from ptq4vit_onnx.float_export.stored_weights import store_weights
 from ptq4vit_onnx.model_loading.load import LoadedModel
 from ptq4vit_onnx.network.discovery import as_deployed
 from ptq4vit_onnx.network.unfolding import Unfolding
@@ -29,6 +30,7 @@ def export_float(model: LoadedModel, products: Sequence[Site | FloatProduct], ba
     """
     program = _exported(model, batch)
     proto = program.model_proto
+    store_weights(proto)
     bind_sites(proto, products)
     _describe(proto, model)
     return proto
