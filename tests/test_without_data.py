@@ -21,12 +21,12 @@ from PIL import Image
 from ptq4vit_onnx import api
 from ptq4vit_onnx.cli import main as cli
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.evaluation.metrics import agreement, mean_kl
 from ptq4vit_onnx.graph.model_file import read_model_file
 from ptq4vit_onnx.images.builtin import built_in_photos, photos_of
 from ptq4vit_onnx.images.loading import load_images
 from ptq4vit_onnx.model_loading.timm_compat import import_timm
 from ptq4vit_onnx.models.specs import PHOTOS_FOLDER
+from ptq4vit_onnx.output_kinds.metrics import agreement, mean_kl
 from ptq4vit_onnx.runtime.session import run
 
 SEED = 1

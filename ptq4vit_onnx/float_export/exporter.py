@@ -19,7 +19,7 @@ from ptq4vit_onnx.runtime.process import environment_restored
 from ptq4vit_onnx.runtime.quiet import quiet_logging
 
 OPSET = 20  # the first with Gelu as one operator
-INPUT, OUTPUT = "image", "logits"
+INPUT = "image"
 
 
 def export_float(model: LoadedModel, products: Sequence[Site | FloatProduct], batch: int | None = None) -> Any:
@@ -54,7 +54,7 @@ def _exported(model: LoadedModel, batch: int | None) -> Any:
                 opset_version=OPSET,
                 dynamic_shapes=dynamic,
                 input_names=[INPUT],
-                output_names=[OUTPUT],
+                output_names=list(model.outputs),
                 verbose=False,
             )
     except torch.onnx.errors.OnnxExporterError as error:
@@ -69,13 +69,15 @@ def _exported(model: LoadedModel, batch: int | None) -> Any:
 
 
 def metadata_of(model: LoadedModel) -> dict[str, str]:
-    """What a deployer needs to know, as it stands in the file."""
+    """What a deployer needs to know, as it stands in the file. A file that names no output kind returns logits."""
+    kind = {} if model.kind.name == "logits" else {"ptq4vit_onnx.output_kind": model.kind.name}
     return {
         "ptq4vit_onnx.model": model.name,
         "ptq4vit_onnx.version": __version__,
         "ptq4vit_onnx.weights": "RANDOM" if model.is_random else model.origin,
         "ptq4vit_onnx.weights_sha256": model.fingerprint,
         "ptq4vit_onnx.preprocessing": model.preprocessing.to_json(),
+        **kind,
     }
 
 

@@ -27,7 +27,7 @@ _CALIBRATED = {True: "not calibrated on", False: "also calibrated on, so the fig
 
 @dataclass(frozen=True)
 class MeasuredOn:
-    """The images that agreement, KL and top-1 were measured on.
+    """The images that a quantised model was compared with the float one on.
 
     held_out: none of them was calibrated on; None where the user's plan was calibrated on images that are not known.
     """

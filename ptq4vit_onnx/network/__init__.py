@@ -16,6 +16,7 @@ plan_fit         whether a plan that the user brings fits the model
 """
 
 DOORS = (
+    "answers",
     "channel_folding",
     "plan_fit",
     "planned_product",
