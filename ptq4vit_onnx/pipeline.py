@@ -16,6 +16,7 @@ from ptq4vit_onnx import __version__
 from ptq4vit_onnx.calibration.journal import Journal
 from ptq4vit_onnx.files.outputs import require_free, require_outside, whole_folder
 from ptq4vit_onnx.files.provenance import versions
+from ptq4vit_onnx.graph.model_proto import load as read_proto
 from ptq4vit_onnx.graph.model_proto import save_model
 from ptq4vit_onnx.images.builtin import BUILT_IN, IMAGES_FROM
 from ptq4vit_onnx.images.choice import ChosenImages, choose_images, require_images
@@ -83,8 +84,7 @@ def _run(
         require_plan_fits(known_plan, model, sites)
         require_channels_fold(known_plan, model, sites, calibration.images[:1])
     with clock("float export"):
-        float_model = export_float(model, sites, request.batch)
-        float_path = save_model(float_model, staging / "float.onnx")
+        float_path = save_model(export_float(model, sites, request.batch), staging / "float.onnx")
     with clock("float parity"):
         parity = float_parity(model, float_path, calibration.images)
     with clock("calibrate"):
@@ -95,8 +95,7 @@ def _run(
     from ptq4vit_onnx.runtime.bench import bench
 
     with clock("passes"):
-        path, passes = quantize_model(float_model, plan, staging / "model.onnx", request.input)
-        del float_model
+        path, passes = quantize_model(read_proto(float_path), plan, staging / "model.onnx", request.input)
     with clock("prove"):
         proof = prove(path, float_path, plan, model, images, progress)
     with clock("time"):

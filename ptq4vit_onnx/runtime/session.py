@@ -14,13 +14,13 @@ import onnx
 import onnxruntime
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.graph import model_proto
 from ptq4vit_onnx.graph.model_proto import Array, Model
 from ptq4vit_onnx.runtime.feeding import BYTES, FLOATS, as_fed
 
 logger = logging.getLogger(__name__)
 
 
-PROTOBUF_LIMIT = 2**31 - 2**20  # a protobuf message must stay below 2 GB; the graph itself needs a little room
 _CPU_ONLY = ["CPUExecutionProvider"]
 _QUIET = 3  # ONNX Runtime's severity level "error"
 
@@ -172,7 +172,7 @@ def _fill(part: Array, size: int) -> Array:
 
 def _write_optimised_graph_to(options: Any, path: Path, model: Model) -> None:
     options.optimized_model_filepath = str(path)
-    if _size(model) > PROTOBUF_LIMIT // 2:
+    if _size(model) > model_proto.PROTOBUF_LIMIT // 2:
         # constants may grow when packed weights are unfolded, so half the limit is where one file is safe
         key = "session.optimized_model_external_initializers"
         options.add_session_config_entry(f"{key}_file_name", path.name + ".data")
@@ -183,7 +183,7 @@ def _size(model: Model) -> int:
     if isinstance(model, bytes):
         return len(model)
     if isinstance(model, onnx.ModelProto):
-        return int(model.ByteSize())
+        return model_proto.tensor_bytes(model)
     beside = [path for path in model.parent.glob(model.name + "*") if path.is_file()]
     return sum(path.stat().st_size for path in beside)
 
@@ -197,12 +197,10 @@ def _source(model: Model) -> Iterator[str | bytes]:
         if not model.is_file():
             raise UserError(f"no model file at {model}")
         yield str(model)
-    elif _size(model) < PROTOBUF_LIMIT:
+    elif _size(model) < model_proto.PROTOBUF_LIMIT:
         yield model.SerializeToString()
     else:
         with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as folder:
             path = Path(folder) / "model.onnx"
-            copy = onnx.ModelProto()
-            copy.CopyFrom(model)  # saving moves the weights out of the proto it is given
-            onnx.save(copy, str(path), save_as_external_data=True, location="model.data")
+            model_proto.write_model(model, path)
             yield str(path)

@@ -17,6 +17,7 @@ from ptq4vit_onnx import __version__
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.float_export.bind_sites import bind_sites
 from ptq4vit_onnx.float_export.exporter import export_float, metadata_of
+from ptq4vit_onnx.graph import model_proto
 from ptq4vit_onnx.graph.model_proto import save_model
 from ptq4vit_onnx.images.builtin import built_in_photos
 from ptq4vit_onnx.images.preprocessing import Preprocessing
@@ -154,11 +155,13 @@ def test_a_float_model_that_differs_from_torch_fails_parity(
 def test_above_two_gigabytes_the_weights_lie_in_one_file_beside(
     float_export: Callable[..., Any], digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnx.checker, "MAXIMUM_PROTOBUF", 1000)
+    monkeypatch.setattr(model_proto, "PROTOBUF_LIMIT", 1000)
     proto = onnx.ModelProto()
     proto.CopyFrom(float_export("vit_digits").proto)
+    before = proto.SerializeToString(deterministic=True)
     expected = run(proto, digits)
     path = save_model(proto, tmp_path / "float.onnx")
+    assert proto.SerializeToString(deterministic=True) == before
     assert {file.name for file in tmp_path.iterdir()} == {"float.onnx", "float.onnx.data"}
     assert path.stat().st_size < 200_000
     assert np.array_equal(run(path, digits), expected)
