@@ -29,6 +29,8 @@ def export_float(model: LoadedModel, products: Sequence[Site | FloatProduct], ba
     """
     program = _exported(model, batch)
     proto = program.model_proto
+    if batch is None:
+        _require_any_batch(proto, model.name)
     bind_sites(proto, products)
     _describe(proto, model)
     return proto
@@ -66,6 +68,16 @@ def _exported(model: LoadedModel, batch: int | None) -> Any:
         ) from error
     assert program is not None
     return program
+
+
+def _require_any_batch(proto: Any, name: str) -> None:
+    """Refuse a file that takes one number of images only, where any was asked for: torch says nothing of it."""
+    fixed = proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value
+    if fixed:
+        raise UserError(
+            f"torch cannot export {name} for any number of images: its forward turns that into a plain number, as "
+            "len(x) does; write x.shape[0] there, or fix it by --batch 1"
+        )
 
 
 def metadata_of(model: LoadedModel) -> dict[str, str]:

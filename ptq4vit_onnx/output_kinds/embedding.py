@@ -54,7 +54,7 @@ class EmbeddingAgainstFloat(AgainstFloat):
 
     @property
     def summary(self) -> str:
-        near = "" if self.agreement is None else f", nearest neighbour kept by {self.agreement:.1f} %"
+        near = "" if self.agreement is None else f", nearest neighbour kept for {self.agreement:.1f} %"
         return f"cosine {self.cosine:.4f}, worst {self.worst_cosine:.4f}{near}"
 
     @property
