@@ -78,7 +78,7 @@ def test_eval_measures_on_the_photos_that_the_export_left_out_and_says_so(
     names = ", ".join(photos_of("held out", SEED))
     assert found.measured_on == (
         f"64 images of the built-in photos ({names}), cropped at random, not calibrated on; they have no labels, so "
-        "there is no top-1"
+        "there is no accuracy"
     )
     assert photos_of("held out", SEED) != photos_of("held out", 0), "what this test stands on"
     assert cli.main(["eval", str(reference), str(model)]) == 0

@@ -117,7 +117,7 @@ class UnseenPhotos:
 
     def __str__(self) -> str:
         measured = MeasuredOn(len(self.images), self.images.source, self.held_out)
-        return f"{measured}; they have no labels, so there is no top-1"
+        return f"{measured}; they have no labels, so there is no accuracy"
 
 
 def unseen_photos(

@@ -79,7 +79,7 @@ class FeaturesAgainstFloat(AgainstFloat):
     @property
     def readings(self) -> dict[str, Reading]:
         whole, worst = self.together, min(self.outputs, key=lambda name: self.outputs[name].worst_cosine)
-        mean = f"mean cosine {whole.cosine:.5f} to the float model's tokens, relative error {whole.relative_error:.2g}"
+        mean = f"relative error {whole.relative_error:.2g}, mean cosine {whole.cosine:.5f} to the float model's tokens"
         return {
             "min_cosine": Reading(whole.cosine, mean),
             "min_worst_cosine": Reading(whole.worst_cosine, f"worst token {whole.worst_cosine:.5f}, of output {worst}"),
