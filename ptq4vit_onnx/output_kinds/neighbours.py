@@ -17,7 +17,8 @@ def cosines(values: Array, others: Array) -> Array:
     first, second = values.astype(np.float64), others.astype(np.float64)
     lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
     both_zero = ~first.any(-1) & ~second.any(-1)
-    found = (first * second).sum(-1) / np.where(lengths == 0, 1.0, lengths)
+    with np.errstate(invalid="ignore"):  # what is not finite has no angle
+        found = (first * second).sum(-1) / np.where(lengths == 0, 1.0, lengths)
     return np.where(both_zero, 1.0, np.clip(found, -1.0, 1.0))  # rounding may go beyond 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ptq4vit_onnx.output_kinds.kinds import KINDS
 from ptq4vit_onnx.proof import end_to_end as parity
 
 
@@ -33,3 +34,25 @@ def test_logits_that_are_not_finite_never_pass(coin_toss: bool) -> None:
     result = parity.check_end_to_end((broken,), (broken,), coin_toss)
     assert not result.passed
     assert result.sentence == "the model's logits are not finite"
+
+
+def test_kinds_without_predictions_are_compared_by_their_worst_output() -> None:
+    draw = np.random.default_rng(0)
+    simulated = tuple(draw.standard_normal(shape).astype(np.float32) for shape in ((20, 4, 3), (20, 3, 2, 2)))
+    shifted = (simulated[0], simulated[1] + np.float32(0.1) * simulated[1].std())
+    kind = KINDS["features"]
+    same = parity.check_end_to_end(simulated, simulated, coin_toss=False, kind=kind)
+    assert same.passed and same.identical == 100 and same.agreement is None
+    result = parity.check_end_to_end(shifted, simulated, coin_toss=False, kind=kind)
+    assert not result.passed and result.identical == 0
+    assert result.relative_error == pytest.approx(0.1, rel=1e-5)
+    assert result.sentence == "features differ from the simulator's by 0.1 of their spread (limit 0.05)"
+    assert parity.check_end_to_end(shifted, simulated, coin_toss=False, nudged=shifted, kind=kind).passed
+
+
+def test_an_image_is_identical_only_in_all_of_its_outputs() -> None:
+    first, second = np.ones((4, 3), np.float32), np.ones((4, 2, 2), np.float32)
+    other = second.copy()
+    other[1, 0, 0] = 1.01
+    result = parity.check_end_to_end((first, other), (first, second), coin_toss=False, kind=KINDS["features"])
+    assert result.identical == 75
