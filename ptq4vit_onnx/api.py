@@ -85,18 +85,21 @@ def evaluate(
     images: int | None = None,
     where: str | None = None,
     skip_unreadable: bool = False,
+    gallery: AnyPath | None = None,
     threads: int = 0,
     batch: int = 8,
     progress: Progress = silent,
 ) -> Evaluations:
-    """Accuracy of ONNX models on the images of `data`, and their agreement with a reference.
+    """Accuracy of ONNX models on the images of `data`, and their distance from a reference, by their output kind.
 
     data: an ImageFolder tree, a folder with labels.csv, a folder of images, .npy or .npz; None: the test
     images of an embedded model, or, for a model that takes RGB photographs, crops of photos that ship with the package
     and were not calibrated on, as the plan.json next to a model tells; they have no labels. Images are prepared as each
     model's metadata says. reference: a float file of the same model; without one, the first model. images: use only as
     many, picked at random but always alike. where: "COLUMN=VALUE" keeps some rows of a labels.csv. skip_unreadable: do
-    without images that are damaged or missing, instead of raising. threads: 0 is all cores.
+    without images that are damaged or missing, instead of raising. gallery: labelled images, as `data`, that the
+    neighbours of an embedding are looked up in, for k-NN accuracy; without it, those of `data` itself, each without
+    itself. threads: 0 is all cores.
 
     >>> evaluate(["float.onnx", "model.onnx"], "validation").models[1].drop
     """
@@ -113,7 +116,8 @@ def evaluate(
             require_reference_of(file, compared)
     plans = tuple(_plan_beside(file) for file in files if data is None and not (file.embedded or is_float(file)))
     source = _source(data, images, where, skip_unreadable, plans)
-    return evaluate_files(files, source, compared, threads, batch, progress)
+    looked_up = None if gallery is None else _source(gallery, None, None, skip_unreadable, ())
+    return evaluate_files(files, source, compared, threads, batch, progress, looked_up)
 
 
 def check_parity(
@@ -122,9 +126,11 @@ def check_parity(
     data: AnyPath | None = None,
     *,
     plan: AnyPath | None = None,
-    min_agreement: float = 0.99,
+    min_agreement: float | None = None,
     max_drop: float | None = None,
     max_kl: float | None = None,
+    min_cosine: float | None = None,
+    min_worst_cosine: float | None = None,
     images: int | None = None,
     where: str | None = None,
     skip_unreadable: bool = False,
@@ -135,12 +141,15 @@ def check_parity(
     """Whether a quantised model runs in integers, computes what its plan says, and agrees with the float model.
 
     reference: the float.onnx of the same export. plan: its plan.json; the one next to `model` if any.
-    min_agreement: a share of the images, 0..1. max_drop: points of top-1, needs labels. max_kl: nats.
+    Limits, None for the output kind's default: min_agreement, a share of the images, 0..1: of equal predictions
+    (logits, 0.99), or of those that keep their nearest neighbour (embedding, no limit). max_kl (logits): nats.
+    max_drop: points of top-1 (logits) or of k-NN accuracy (embedding), needs labels. min_cosine (embedding, features):
+    to the float outputs, the mean over images or tokens (0.99); min_worst_cosine: of the worst image or token.
     data, images, where, skip_unreadable, threads: as in `evaluate`.
 
     >>> check_parity("model.onnx", "float.onnx", "validation").passed
     """
-    limits = Limits(min_agreement, max_drop, max_kl)
+    limits = Limits(min_agreement, max_drop, max_kl, min_cosine, min_worst_cosine)
     require_running(threads, batch)
     file, compared = read_model_file(Path(model)), read_model_file(Path(reference))
     beside = file.path.with_name("plan.json")

@@ -286,7 +286,7 @@ def discover_products(model: nn.Module, image: Tensor | np.ndarray[Any, Any]) ->
     """
     single = torch.as_tensor(image)[:1].detach()
     found, outputs = _products_on(model, single)
-    _require_logits(outputs, 1)
+    _require_rows(outputs, 1)
     lengths = {item.name: item.heads for item, _ in _products_on(model, single.repeat(2, 1, 1, 1))[0]}
     reason = "the length of its third axis from behind depends on the number of images"
     steady = [
@@ -324,13 +324,13 @@ def _products_on(model: nn.Module, images: Tensor) -> tuple[Found, tuple[Any, ..
     return [(what, node) for what, node in seen if node in inside], outputs
 
 
-def _require_logits(outputs: tuple[Any, ...], images: int) -> None:
-    """Refuse what is not one tensor with one row of numbers per image."""
+def _require_rows(outputs: tuple[Any, ...], images: int) -> None:
+    """Refuse what is not one or several tensors with a row for every image."""
     shapes = [list(item.shape) if isinstance(item, Tensor) else type(item).__name__ for item in outputs]
-    if len(outputs) != 1 or not isinstance(outputs[0], Tensor) or outputs[0].dim() != 2 or len(outputs[0]) != images:
+    if not outputs or not all(isinstance(out, Tensor) and out.dim() >= 2 and len(out) == images for out in outputs):
         raise UserError(
             f"cannot quantise this model: its forward returns {', '.join(map(str, shapes)) or 'nothing'} for {images} "
-            "images, expected logits [images, classes]; wrap it in a module that returns such a tensor"
+            "images, expected tensors [images, ...]; wrap it in a module that returns a tensor or a tuple of tensors"
         )
 
 

@@ -34,7 +34,7 @@ class SitePlan:
 
     bias_correction: one value per output channel, added to the output: minus the mean error on the calibration images,
     or 0. losses: the loss of this choice by each metric. forms: where the search compared several types of quantizer
-    for lhs, the expected damage of each in nats per image (Hessian metric), or its loss.
+    for lhs, the expected damage of each per image (Hessian metric; in nats for logits), or its loss.
     channels: a shift and a scale for each input channel, folded into the LayerNorm before and into the weight. lhs, rhs
     and outliers describe the product after folding.
     """

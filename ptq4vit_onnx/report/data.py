@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.graph.model_proto import file_bytes
+from ptq4vit_onnx.output_kinds.kinds import KINDS, OutputKind
 from ptq4vit_onnx.report import twin_words
 
 if TYPE_CHECKING:
-    from ptq4vit_onnx.evaluation.compare import AgainstFloat
     from ptq4vit_onnx.images.loading import ImageSet
     from ptq4vit_onnx.model_loading.load import LoadedModel, Origin
+    from ptq4vit_onnx.output_kinds.output_kind import AgainstFloat
     from ptq4vit_onnx.passes import PassReport
     from ptq4vit_onnx.plan.evidence import SiteEvidence
     from ptq4vit_onnx.plan.options import Options
@@ -71,7 +72,8 @@ class CalibrationImages:
 class Inputs:
     """What an export started from. model: its name. weights_from: "random" marks a dry run.
 
-    resampled: a sentence, where the weights are for another image size than the model's.
+    resampled: a sentence, where the weights are for another image size than the model's. kind, outputs: what the model
+    returns, and the names of it.
     """
 
     model: str
@@ -79,11 +81,13 @@ class Inputs:
     bits: Bits
     calibration_images: CalibrationImages
     resampled: str = ""
+    kind: OutputKind = KINDS["logits"]
+    outputs: tuple[str, ...] = ("logits",)
 
     @classmethod
     def of(cls, model: LoadedModel, options: Options, images: ImageSet, plan: ScalePlan) -> Inputs:
-        bits = Bits(options.weight_bits, options.activation_bits)
-        return cls(model.name, model.origin, bits, CalibrationImages.of(images, plan), model.resampled)
+        bits, used = Bits(options.weight_bits, options.activation_bits), CalibrationImages.of(images, plan)
+        return cls(model.name, model.origin, bits, used, model.resampled, model.kind, model.outputs)
 
     @property
     def random_weights(self) -> bool:
@@ -167,7 +171,7 @@ class Report:
             "float_parity": {**asdict(self.float_parity), "passed": self.float_parity.passed},
             **_proof_data(self),
             "passes": asdict(self.passes),
-            **_choices_data(self.plan),
+            **_choices_data(self.plan, self.inputs.kind),
             "channels": self.folded_channels,
             "latency": self.latency.to_data(),
             "bytes": asdict(self.sizes),
@@ -179,6 +183,8 @@ def _inputs_data(inputs: Inputs, plan: ScalePlan) -> dict[str, Any]:
     images = inputs.calibration_images
     return {
         "model": inputs.model,
+        "kind": inputs.kind.name,
+        "outputs": list(inputs.outputs),
         "random_weights": inputs.random_weights,
         "synthetic_images": False,  # no export is calibrated on made-up images
         "weights_from": inputs.weights_from,
@@ -216,12 +222,12 @@ def _proof_data(report: Report) -> dict[str, Any]:
     }
 
 
-def _choices_data(plan: ScalePlan) -> dict[str, Any]:
+def _choices_data(plan: ScalePlan, kind: OutputKind) -> dict[str, Any]:
     choices = {name: twin_words.twin_choice(site) for name, site in plan.sites.items()}
     return {
         "losses": {name: dict(site.losses) for name, site in plan.sites.items()},
         "twins": {
-            "summary": twin_words.summary(plan.sites),
+            "summary": twin_words.summary(plan.sites, kind),
             "sites": {name: str(choice) for name, choice in choices.items() if choice is not None},
         },
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptq4vit_onnx.report import twin_words
-from ptq4vit_onnx.report.data import Report
+from ptq4vit_onnx.report.data import Inputs, Report
 
 if TYPE_CHECKING:
     from ptq4vit_onnx.runtime.bench import BenchResult
@@ -23,10 +23,16 @@ def _model(report: Report) -> list[Row]:
     return [
         ("model", inputs.model + (" with RANDOM WEIGHTS" if inputs.random_weights else "")),
         *(("WARNING", warning) for warning in (inputs.resampled, *inputs.calibration_images.warnings) if warning),
+        *_output(inputs),
         ("bits", f"weights {inputs.bits.weights}, activations {inputs.bits.activations}"),
         ("calibrated on", str(inputs.calibration_images)),
         ("sites found", str(len(report.plan.sites))),
     ]
+
+
+def _output(inputs: Inputs) -> list[Row]:
+    """What the model returns, where that is not what most models do."""
+    return [] if inputs.kind.name == "logits" else [("output", f"{inputs.kind.plural}: {', '.join(inputs.outputs)}")]
 
 
 def _choices(report: Report) -> list[Row]:
@@ -34,7 +40,7 @@ def _choices(report: Report) -> list[Row]:
     pixels = report.plan.options.get("pixels_as")
     if pixels:
         found.append(("pixels", str(pixels)))
-    summary = twin_words.summary(report.plan.sites)
+    summary = twin_words.summary(report.plan.sites, report.inputs.kind)
     if summary:
         found.append(("twins", summary))
     if report.folded_channels:
@@ -46,7 +52,7 @@ def _choices(report: Report) -> list[Row]:
 def _proof(report: Report) -> list[Row]:
     parity, largest = report.float_parity, report.largest_divergence
     return [
-        ("float parity", f"{parity.error:.1e} of the logits' scale, ONNX Runtime against torch "
+        ("float parity", f"{parity.error:.1e} of the {report.inputs.kind.plural}' scale, ONNX Runtime against torch "
                          f"(limit {parity.tolerance:g})"),
         ("kernels", f"{report.kernels}, {report.moved_weights} weights moved to be exact on every CPU"),
         ("site parity", f"{report.exact_products} products equal integer arithmetic"),
@@ -60,9 +66,10 @@ def _accuracy(report: Report) -> list[Row]:
     versus = report.against_float
     caveat = " (random weights: says nothing about accuracy)" if report.inputs.random_weights else ""
     on = f"on {report.proof.measured_on}"
-    found = [("against float", f"{versus.agreement:.1f} % agreement, KL {versus.kl:.2g}, {on}{caveat}")]
-    if versus.top1_float is not None:
-        found.append(("top-1", f"{versus.top1_quantised:.1f} % (float {versus.top1_float:.1f} %), {on}"))
+    found = [("against float", f"{versus.summary}, {on}{caveat}")]
+    if versus.accuracy is not None:
+        title, text = versus.accuracy
+        found.append((title, f"{text}, {on}"))
     return found
 
 

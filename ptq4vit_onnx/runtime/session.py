@@ -61,10 +61,16 @@ def run(
     threads: int = 1,
 ) -> Array:
     """The first output for `images` [n, channels, height, width] float32, as [n, ...]: logits of a
-    classifier.
+    classifier. `model` may also be a session.
+    """
+    return run_all(model, images, batch, threads)[0]
 
-    `model` may also be a session. A model of static batch is run in batches of its own size; the last one is
-    filled up by repeating its last image, and the surplus is cut off.
+
+def run_all(model: Model | Any, images: Array, batch: int = 8, threads: int = 1) -> tuple[Array, ...]:
+    """All outputs in the model's order, each [n, ...], for `images` as in `run`.
+
+    A model of static batch is run in batches of its own size; the last one is filled up by repeating its last image,
+    and the surplus is cut off.
     """
     if len(images) == 0:
         raise UserError("no images to run the model on, expected at least one")
@@ -75,10 +81,11 @@ def run(
     for start in range(0, len(images), size):
         part = images[start : start + size]
         fed = _fill(part, size) if fixed else part
-        output = run_once(runner, {name: fed})[0]
-        _require_rows(runner, output, len(fed))
-        outputs.append(output[: len(part)])
-    return np.concatenate(outputs)
+        found = run_once(runner, {name: fed})
+        for output in found:
+            _require_rows(runner, output, len(fed))
+        outputs.append([output[: len(part)] for output in found])
+    return tuple(np.concatenate(parts) for parts in zip(*outputs, strict=True))
 
 
 def run_once(runner: Any, feeds: dict[str, Array], names: list[str] | None = None) -> list[Array]:
@@ -113,6 +120,11 @@ def image_input(runner: Any) -> Any:
             f"{_name(runner)} has {len(inputs)} inputs ({found}); expected one {FLOATS} or {BYTES} of images"
         )
     return inputs[0]
+
+
+def output_names(runner: Any) -> tuple[str, ...]:
+    """Of a session's model, in the order of its outputs."""
+    return tuple(entry.name for entry in runner.get_outputs())
 
 
 def static_batch(runner: Any) -> int | None:

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from torch import nn
 
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.errors import ParityError, UserError
@@ -202,3 +203,21 @@ def test_every_model_exports_with_random_weights_and_agrees_with_torch(name: str
     path = save_model(export_float(model, sites), tmp_path / "float.onnx")
     parity = float_parity(model, path, images, count=2)
     assert parity.error <= FLOAT_TOLERANCE
+
+
+class _CountsItsImages(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(256, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(x.reshape(len(x), 256))
+
+
+def test_a_forward_that_fixes_the_number_of_images_is_refused_unless_it_is_fixed_by_batch() -> None:
+    rule = Preprocessing((1, 16, 16), 1.0, "squash", "bilinear", (0.5,), (0.5,))
+    model = LoadedModel("counting", _CountsItsImages().eval(), rule, "random", "", 3)
+    sites = discover(model.module, torch.zeros(1, 1, 16, 16))
+    with pytest.raises(UserError, match=r"cannot export counting for any number of images.*write x.shape\[0\] there"):
+        export_float(model, sites)
+    assert export_float(model, sites, batch=1).graph.output[0].name == "logits"

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 # A key without more to it is None. "*": the keys are names (of sites, options, operators, stages), all values alike.
 KEYS: dict[str, Any] = {
-    "format": None, "version": None, "model": None, "random_weights": None, "synthetic_images": None,
+    "format": None, "version": None, "model": None, "kind": None, "outputs": None, "random_weights": None,
+    "synthetic_images": None,
     "weights_from": None, "resampled": None, "bits": {"weights": None, "activations": None}, "options": {"*": None},
     "versions": {"*": None}, "fingerprints": {"weights": None, "images": None},
     "calibration_images": {"count": None, "skipped": None, "source": None, "built_in": None, "sentence": None,
@@ -31,8 +32,9 @@ KEYS: dict[str, Any] = {
                      "tolerance": None, "checked": None, "failure": None}],
     "replay": {"largest": None, "limit": None, "sites": {"*": None}},
     "end_to_end": {"images": None, "agreement": None, "relative_error": None, "coin_toss": None, "passed": None,
-                   "sentence": None, "identical": None, "own_agreement": None, "own_error": None},
+                   "sentence": None, "identical": None, "own_agreement": None, "own_error": None, "kind": None},
     "against_float": {
+        "kind": None,
         "images": None, "agreement": None, "kl": None, "top1_float": None, "top1_quantised": None,
         "drop": {"points": None, "standard_error": None, "lost": None, "gained": None, "images": None},
     },
