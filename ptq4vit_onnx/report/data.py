@@ -68,10 +68,20 @@ class CalibrationImages:
 
 
 @dataclass(frozen=True)
+class Output:
+    """What the model returns. kind: logits, embedding or features. names: of its tensors. why: the kind, and why."""
+
+    kind: str
+    names: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
 class Inputs:
     """What an export started from. model: its name. weights_from: "random" marks a dry run.
 
-    resampled: a sentence, where the weights are for another image size than the model's.
+    resampled: a sentence, where the weights are for another image size than the model's. remarks: sentences on what
+    else the user should know of the model as it was loaded.
     """
 
     model: str
@@ -79,11 +89,16 @@ class Inputs:
     bits: Bits
     calibration_images: CalibrationImages
     resampled: str = ""
+    output: Output = Output("logits", ("logits",), "")
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: LoadedModel, options: Options, images: ImageSet, plan: ScalePlan) -> Inputs:
         bits = Bits(options.weight_bits, options.activation_bits)
-        return cls(model.name, model.origin, bits, CalibrationImages.of(images, plan), model.resampled)
+        output = Output(model.kind.name, model.outputs, model.taken_for)
+        return cls(
+            model.name, model.origin, bits, CalibrationImages.of(images, plan), model.resampled, output, model.remarks
+        )
 
     @property
     def random_weights(self) -> bool:
@@ -183,6 +198,8 @@ def _inputs_data(inputs: Inputs, plan: ScalePlan) -> dict[str, Any]:
         "synthetic_images": False,  # no export is calibrated on made-up images
         "weights_from": inputs.weights_from,
         "resampled": inputs.resampled or None,
+        "output": {**asdict(inputs.output), "names": list(inputs.output.names)},
+        "remarks": list(inputs.remarks),
         "bits": asdict(inputs.bits),
         "options": dict(plan.options),
         "versions": dict(plan.versions),

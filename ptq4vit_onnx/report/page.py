@@ -100,6 +100,7 @@ def banners(inputs: Inputs) -> list[Banner]:
     found += [Banner("CALIBRATION IMAGES", _sentence(text)) for text in inputs.calibration_images.warnings]
     if inputs.resampled:
         found.append(Banner("IMAGE SIZE", _sentence(inputs.resampled)))
+    found += [Banner("MODEL", _sentence(remark)) for remark in inputs.remarks]
     return found
 
 

@@ -20,9 +20,11 @@ def rows(report: Report) -> list[Row]:
 
 def _model(report: Report) -> list[Row]:
     inputs = report.inputs
+    warnings = (inputs.resampled, *inputs.remarks, *inputs.calibration_images.warnings)
     return [
         ("model", inputs.model + (" with RANDOM WEIGHTS" if inputs.random_weights else "")),
-        *(("WARNING", warning) for warning in (inputs.resampled, *inputs.calibration_images.warnings) if warning),
+        *(("WARNING", warning) for warning in warnings if warning),
+        ("output", inputs.output.why or inputs.output.kind),
         ("bits", f"weights {inputs.bits.weights}, activations {inputs.bits.activations}"),
         ("calibrated on", str(inputs.calibration_images)),
         ("sites found", str(len(report.plan.sites))),
