@@ -4,9 +4,7 @@ load                 from a name or a module to a LoadedModel
 given_module         whether a module of the user's can be taken, and its preprocessing
 wanted               what a source of models is asked for, and what it gives back
 timm_models          timm and the embedded models: hub, checkpoint, embedded, random
-transformers_models  Hugging Face transformers: hub, folder, checkpoint, random
-transformers_adapter a model of transformers behind a forward that returns a tensor
-processors           how transformers prepares images, as our Preprocessing
+huggingface          Hugging Face transformers: hub, folder, checkpoint, random
 torchvision_models   torchvision: its own weights, checkpoint, random
 output_kind          logits, embedding or features: what a model is taken for
 trial                one forward pass: what it returns, or why it fails

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.images.preprocessing import Preprocessing
-from ptq4vit_onnx.model_loading import timm_models, torchvision_models, transformers_models
+from ptq4vit_onnx.model_loading import timm_models, torchvision_models
+from ptq4vit_onnx.model_loading.huggingface import models as transformers_models
 from ptq4vit_onnx.model_loading.output_kind import take_for
 from ptq4vit_onnx.model_loading.trial import require_outputs, run_once
 from ptq4vit_onnx.model_loading.wanted import Built, Wanted
@@ -115,13 +116,20 @@ def channels_of(spec: ModelSpec) -> int | None:
 
 def load_for(request: ExportRequest, spec: ModelSpec) -> LoadedModel:
     """The model that was asked for."""
+    options, kind = request.options, request.output_kind
     if request.given is not None:
-        built = Built(request.given.module, request.given.preprocessing, "module")
-        return _finish(built, spec.name, request.output_kind)
-    return load(
-        spec, request.checkpoint, request.random_weights, request.options.seed, request.img_size, request.num_classes,
-        request.output_kind,
-    )  # fmt: skip
+        model = _finish(Built(request.given.module, request.given.preprocessing, "module"), spec.name, kind)
+    else:
+        classes = request.num_classes
+        model = load(
+            spec, request.checkpoint, request.random_weights, options.seed, request.img_size, classes, kind
+        )  # fmt: skip
+    if model.kind.name == "logits" or options.labels == "signs" or request.plan is not None:
+        return model
+    remark = (
+        f"{model.kind.name} output has no labels: calibration weighs errors by signs, not by {options.labels} labels"
+    )
+    return replace(model, remarks=(*model.remarks, remark))
 
 
 def load(

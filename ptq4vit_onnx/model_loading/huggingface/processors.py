@@ -1,6 +1,6 @@
 """How Hugging Face transformers prepares images (preprocessor_config.json), as our Preprocessing.
 
-y = (x * factor - mean) / std of bytes x is (x / 255 - mean') / std' with mean' = mean / (255 factor), and std' likewise.
+y = (x factor - mean) / std of bytes x is (x / 255 - mean') / std' with mean' = mean / (255 factor), and std' likewise.
 What a Preprocessing cannot say is refused, or said in a remark where the images still have the same size.
 """
 

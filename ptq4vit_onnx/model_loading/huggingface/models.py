@@ -18,7 +18,7 @@ from ptq4vit_onnx.errors import UserError, one_line
 from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.model_loading.checkpoints import read_state
 from ptq4vit_onnx.model_loading.hub import preferring_cache
-from ptq4vit_onnx.model_loading.processors import preprocessing_from
+from ptq4vit_onnx.model_loading.huggingface.processors import preprocessing_from
 from ptq4vit_onnx.model_loading.timm_compat import declare_missing_torchvision_operators
 from ptq4vit_onnx.model_loading.wanted import Built, Origin, Wanted
 from ptq4vit_onnx.models.specs import ModelSpec
@@ -145,7 +145,7 @@ def _read(
 
 def _adapted(wanted: Wanted, model: Any, config: Any, rule: Preprocessing, pooled: bool) -> nn.Module:
     """The model behind a forward that takes pixels and returns a tensor."""
-    from ptq4vit_onnx.model_loading.transformers_adapter import adapted
+    from ptq4vit_onnx.model_loading.huggingface.adapter import adapted
 
     if wanted.num_classes is not None:
         _set_head(wanted, model, config)
