@@ -6,7 +6,7 @@ A mistake of the caller raises UserError, an exported model that does not comput
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +22,24 @@ from ptq4vit_onnx.plan.plan_json import read_plan
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.progress import Progress, silent
 from ptq4vit_onnx.proof.parity_gate import Check, Limits, ParityResult, check_files
-from ptq4vit_onnx.request import AnyPath, AnySize, resolve_request
+from ptq4vit_onnx.request import AnyPath, AnySize, AskedKind, resolve_request
 
 if TYPE_CHECKING:
+    from ptq4vit_onnx.images.preprocessing import Preprocessing
+    from ptq4vit_onnx.model_loading.given_module import Module
     from ptq4vit_onnx.report.data import Report
 
 __all__ = ["Check", "Evaluation", "Evaluations", "ParityResult", "check_parity", "evaluate", "export"]
 
 
 def export(
-    model: str = DEFAULT,
+    model: str | Module = DEFAULT,
     bits: int | None = None,
     *,
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    name: str | None = None,
+    output_kind: AskedKind = "auto",
+    num_classes: int | None = None,
     weight_bits: int | None = None,
     activation_bits: int | None = None,
     data: AnyPath | None = None,
@@ -52,9 +58,14 @@ def export(
 ) -> Report:
     """Quantise a model, prove it, and write float.onnx, model.onnx, plan.json and reports to `output`.
 
-    model: a name of `ptq4vit-onnx models`, or a timm name. bits: of weights and activations (8). data: images to
-    calibrate on, and others of them to measure on; without it, crops of photos that ship with the package, and the
-    embedded models have their own. output: a folder (./MODEL_wKaK). plan: a plan.json that is applied
+    model: a name of `ptq4vit-onnx models`, a timm name, "transformers:NAME", "torchvision:NAME", a folder with a
+    config.json, or any torch.nn.Module whose forward takes images [n, C, H, W] and returns a tensor or a tuple of them;
+    a module is afterwards as before. preprocessing: of a module's images, with size, mean, std, and perhaps
+    interpolation ("bicubic"), crop_pct (1.0), crop_mode ("center" or "squash"). name: of a module (its class's).
+    output_kind: "logits", "embedding" or "features"; "auto" tells it from the model. num_classes: 0 takes the head off.
+    bits: of weights and activations (8). data: images to calibrate on, and others of them to measure on; without it,
+    crops of photos that ship with the package, and the embedded models have their own. output: a folder (./MODEL_wKaK).
+    plan: a plan.json that is applied
     instead of calibrating; it decides the bits, the method and most options. img_size: of the images, 384 or (height,
     width); the position table is resampled to it. force_data: calibrate also on images that are all equal or of one
     colour, which is an error otherwise. input: of model.onnx, normalised floats [n, C, H, W] or "uint8", the bytes
@@ -66,13 +77,17 @@ def export(
     this is the first import of torch; glibc keeps freed memory for the next tensor from then on.
 
     >>> export("vit_digits", bits=6, output="digits").against_float.agreement
+    >>> export(backbone, preprocessing=dict(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)), name="backbone")
     """
+    from ptq4vit_onnx.model_loading.given_module import name_or_module
     from ptq4vit_onnx.pipeline import export as run
 
+    called, given = name_or_module(model, preprocessing, name)
     request = resolve_request(
-        model, bits, weight_bits=weight_bits, activation_bits=activation_bits, data=data, output=output,
+        called, bits, weight_bits=weight_bits, activation_bits=activation_bits, data=data, output=output,
         checkpoint=checkpoint, random_weights=random_weights, plan=plan, batch=batch, force=force, img_size=img_size,
-        force_data=force_data, input=input, method=method, **options,
+        force_data=force_data, input=input, output_kind=output_kind, num_classes=num_classes, given=given,
+        method=method, **options,
     )  # fmt: skip
     return run(request, progress)
 

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from ptq4vit_onnx.images.builtin import BUILT_IN, IMAGES_FROM
 from ptq4vit_onnx.images.choice import ChosenImages, choose_images, require_images
 from ptq4vit_onnx.images.inspection import inspect_images, require_usable
 from ptq4vit_onnx.images.loading import ImageSet
-from ptq4vit_onnx.model_loading.load import LoadedModel, channels_of, load, resolve
-from ptq4vit_onnx.network.plan_fit import load_plan, options_of, require_channels_fold, require_plan_fits, size_of
+from ptq4vit_onnx.model_loading.load import LoadedModel, channels_of, load_for, spec_for
+from ptq4vit_onnx.network.plan_fit import load_plan, request_of, require_channels_fold, require_plan_fits
 from ptq4vit_onnx.plan.evidence import SiteEvidence
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.plan_json import plain, write_plan
@@ -32,7 +31,7 @@ from ptq4vit_onnx.progress import Progress, Sized, silent
 from ptq4vit_onnx.proof.float_parity import float_parity
 from ptq4vit_onnx.report.data import FileSizes, Inputs, Report
 from ptq4vit_onnx.report.page import render
-from ptq4vit_onnx.request import IMG_SIZE, ExportRequest, size_text
+from ptq4vit_onnx.request import IMG_SIZE, NUM_CLASSES, OUTPUT_KIND, ExportRequest, size_text
 from ptq4vit_onnx.runtime import process
 
 Array = np.ndarray[Any, Any]
@@ -50,17 +49,17 @@ def export(request: ExportRequest, progress: Progress = silent) -> Report:
 
 
 def _export(request: ExportRequest, progress: Progress) -> Report:
-    spec = resolve(request.model)
+    spec = spec_for(request)
     known_plan = None if request.plan is None else load_plan(request.plan, spec)
     if known_plan is not None:
-        request = replace(request, options=options_of(known_plan), img_size=size_of(known_plan, request.img_size))
+        request = request_of(known_plan, request)
     require_outside(request.folder, {"--data": request.data, "--checkpoint": request.checkpoint})
     require_free(request.folder, request.force)
     options = request.options
     require_images(spec, request.data, options.images, channels_of(spec) if request.data is None else None)
     clock = _Clock()
     with clock("load"):
-        model = load(spec, request.checkpoint, request.random_weights, options.seed, request.img_size)
+        model = load_for(request, spec)
         images = choose_images(spec, request.data, model.preprocessing, options.images, options.seed, progress)
         images = images.for_plan(known_plan.images) if known_plan else images
         findings = inspect_images(images.calibration.images, model.preprocessing)
@@ -129,6 +128,7 @@ def make_plan(
             "images": images.fingerprint,
             "options": options.to_data(),
             "pixels": plain(model.pixel_grid),
+            OUTPUT_KIND: model.kind.name,
             "v": __version__,
         },
     )
@@ -146,8 +146,11 @@ def make_plan(
     watched = progress(Sized(tape, len(order)), "calibrating")
     found = calibrate(watched, options, known, keep, model.pixel_grid)
     settings = {**options.to_data(), "weights_from": model.origin, IMAGES_FROM: _images_from(images)}
+    settings[OUTPUT_KIND] = model.kind.name
     if request.img_size is not None:
         settings[IMG_SIZE] = size_text(request.img_size)
+    if request.num_classes is not None:
+        settings[NUM_CLASSES] = request.num_classes
     sites = {name: found[name] for name in order}
     settings["pixels_as"] = pixels_as(options, model, sites)
     return ScalePlan(model.name, model.fingerprint, images.fingerprint, settings, versions(), sites), evidence

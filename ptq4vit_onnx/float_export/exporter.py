@@ -63,6 +63,8 @@ def _exported(model: LoadedModel, batch: int | None) -> Any:
         cause = error.__cause__ or error
         said = next((line.strip() for line in str(cause).splitlines() if line.strip()), "no reason given")
         advice = "its forward must be one graph, whatever the values" if batch else "try --batch 1"
+        if "data-dependent" in str(cause):
+            advice = "its forward must not branch on the values of tensors; choose between them by torch.where"
         raise UserError(
             f"torch cannot export {model.name} to ONNX: {type(cause).__name__}: {said[:200].rstrip('.')}; {advice}"
         ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,16 @@ from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.plan_json import read_plan
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.plan.sites import Site
-from ptq4vit_onnx.request import IMG_SIZE, ImageSize, parse_size, size_text
+from ptq4vit_onnx.request import (
+    IMG_SIZE,
+    NUM_CLASSES,
+    OUTPUT_KIND,
+    AskedKind,
+    ExportRequest,
+    ImageSize,
+    parse_size,
+    size_text,
+)
 
 
 def load_plan(path: Path, spec: ModelSpec) -> ScalePlan:
@@ -35,6 +44,33 @@ def options_of(plan: ScalePlan) -> Options:
         return Options(**{name: value for name, value in plan.options.items() if name in known})
     except (TypeError, ValueError) as error:
         raise UserError(f"the plan's options are not usable: {error}; calibrate again") from error
+
+
+def request_of(plan: ScalePlan, request: ExportRequest) -> ExportRequest:
+    """The request with all that a plan decides; refuses what contradicts it."""
+    return replace(
+        request,
+        options=options_of(plan),
+        img_size=size_of(plan, request.img_size),
+        num_classes=_classes_of(plan, request.num_classes),
+        output_kind=_kind_of(plan, request.output_kind),
+    )
+
+
+def _kind_of(plan: ScalePlan, asked: AskedKind) -> AskedKind:
+    """The kind of output that a plan was made for; a plan that does not say leaves it to the user."""
+    planned: Any = plan.options.get(OUTPUT_KIND, asked)
+    if asked not in ("auto", planned):
+        raise UserError(f"the plan was made for --output-kind {planned}, not for {asked}; leave --output-kind out")
+    return planned  # type: ignore[no-any-return]
+
+
+def _classes_of(plan: ScalePlan, asked: int | None) -> int | None:
+    planned: Any = plan.options.get(NUM_CLASSES)
+    if asked is not None and asked != planned:
+        made_for = "the model's own head" if planned is None else f"--num-classes {planned}"
+        raise UserError(f"the plan was made for {made_for}, not for {asked} classes; leave --num-classes out")
+    return planned  # type: ignore[no-any-return]
 
 
 def size_of(plan: ScalePlan, asked: ImageSize | None) -> ImageSize | None:

@@ -69,11 +69,23 @@ class CalibrationImages:
 
 
 @dataclass(frozen=True)
+class Output:
+    """What the model returns. names: of its tensors. why: a sentence, what it was taken for and why."""
+
+    kind: OutputKind = KINDS["logits"]
+    names: tuple[str, ...] = ("logits",)
+    why: str = ""
+
+    def __str__(self) -> str:
+        return self.why or f"{self.kind.plural}: {', '.join(self.names)}"
+
+
+@dataclass(frozen=True)
 class Inputs:
     """What an export started from. model: its name. weights_from: "random" marks a dry run.
 
-    resampled: a sentence, where the weights are for another image size than the model's. kind, outputs: what the model
-    returns, and the names of it.
+    resampled: a sentence, where the weights are for another image size than the model's. remarks: sentences on what
+    else the user should know of the model as it was loaded.
     """
 
     model: str
@@ -81,13 +93,16 @@ class Inputs:
     bits: Bits
     calibration_images: CalibrationImages
     resampled: str = ""
-    kind: OutputKind = KINDS["logits"]
-    outputs: tuple[str, ...] = ("logits",)
+    output: Output = Output()
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: LoadedModel, options: Options, images: ImageSet, plan: ScalePlan) -> Inputs:
-        bits, used = Bits(options.weight_bits, options.activation_bits), CalibrationImages.of(images, plan)
-        return cls(model.name, model.origin, bits, used, model.resampled, model.kind, model.outputs)
+        bits = Bits(options.weight_bits, options.activation_bits)
+        output = Output(model.kind, model.outputs, model.taken_for)
+        return cls(
+            model.name, model.origin, bits, CalibrationImages.of(images, plan), model.resampled, output, model.remarks
+        )
 
     @property
     def random_weights(self) -> bool:
@@ -171,7 +186,7 @@ class Report:
             "float_parity": {**asdict(self.float_parity), "passed": self.float_parity.passed},
             **_proof_data(self),
             "passes": asdict(self.passes),
-            **_choices_data(self.plan, self.inputs.kind),
+            **_choices_data(self.plan, self.inputs.output.kind),
             "channels": self.folded_channels,
             "latency": self.latency.to_data(),
             "bytes": asdict(self.sizes),
@@ -180,15 +195,15 @@ class Report:
 
 
 def _inputs_data(inputs: Inputs, plan: ScalePlan) -> dict[str, Any]:
-    images = inputs.calibration_images
+    images, output = inputs.calibration_images, inputs.output
     return {
         "model": inputs.model,
-        "kind": inputs.kind.name,
-        "outputs": list(inputs.outputs),
         "random_weights": inputs.random_weights,
         "synthetic_images": False,  # no export is calibrated on made-up images
         "weights_from": inputs.weights_from,
         "resampled": inputs.resampled or None,
+        "output": {"kind": output.kind.name, "names": list(output.names), "why": output.why},
+        "remarks": list(inputs.remarks),
         "bits": asdict(inputs.bits),
         "options": dict(plan.options),
         "versions": dict(plan.versions),

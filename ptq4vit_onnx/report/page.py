@@ -53,7 +53,7 @@ def render(report: Report) -> str:
         overview=overview(rows) if recorded else None,
         details=details(rows, metric) if recorded else None,
         metric=metric,
-        kind=report.inputs.kind,
+        kind=report.inputs.output.kind,
         metric_titles=METRIC_TITLES,
         table=table(rows),
         facts=_facts(report),
@@ -92,6 +92,7 @@ def banners(inputs: Inputs) -> list[Banner]:
     found += [Banner("CALIBRATION IMAGES", _sentence(text)) for text in inputs.calibration_images.warnings]
     if inputs.resampled:
         found.append(Banner("IMAGE SIZE", _sentence(inputs.resampled)))
+    found += [Banner("MODEL", _sentence(remark)) for remark in inputs.remarks]
     return found
 
 
@@ -161,7 +162,7 @@ def _facts(report: Report) -> list[Facts]:
     inputs = {
         "weights from": report.inputs.weights_from,
         "weights SHA-256": plan.weights,
-        "returns": f"{report.inputs.kind.plural}: {', '.join(report.inputs.outputs)}",
+        "returns": f"{report.inputs.output.kind.plural}: {', '.join(report.inputs.output.names)}",
         "images": f"{images}; {len(images.skipped)} skipped",
         "images SHA-256": plan.images,
     }
@@ -175,7 +176,7 @@ def _facts(report: Report) -> list[Facts]:
 
 def _checks(report: Report) -> dict[str, str]:
     parity, sizes, operations = report.float_parity, report.sizes, report.kernels.op_counts
-    scale = f"{report.inputs.kind.plural}' scale"
+    scale = f"{report.inputs.output.kind.plural}' scale"
     return {
         "float ONNX against torch": f"{figure(parity.error, 2)} of the {scale} (limit {parity.tolerance:g})",
         "end to end": report.end_to_end.sentence,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptq4vit_onnx.report import twin_words
-from ptq4vit_onnx.report.data import Inputs, Report
+from ptq4vit_onnx.report.data import Report
 
 if TYPE_CHECKING:
     from ptq4vit_onnx.runtime.bench import BenchResult
@@ -20,19 +20,15 @@ def rows(report: Report) -> list[Row]:
 
 def _model(report: Report) -> list[Row]:
     inputs = report.inputs
+    warnings = (inputs.resampled, *inputs.remarks, *inputs.calibration_images.warnings)
     return [
         ("model", inputs.model + (" with RANDOM WEIGHTS" if inputs.random_weights else "")),
-        *(("WARNING", warning) for warning in (inputs.resampled, *inputs.calibration_images.warnings) if warning),
-        *_output(inputs),
+        *(("WARNING", warning) for warning in warnings if warning),
+        ("output", str(inputs.output)),
         ("bits", f"weights {inputs.bits.weights}, activations {inputs.bits.activations}"),
         ("calibrated on", str(inputs.calibration_images)),
         ("sites found", str(len(report.plan.sites))),
     ]
-
-
-def _output(inputs: Inputs) -> list[Row]:
-    """What the model returns, where that is not what most models do."""
-    return [] if inputs.kind.name == "logits" else [("output", f"{inputs.kind.plural}: {', '.join(inputs.outputs)}")]
 
 
 def _choices(report: Report) -> list[Row]:
@@ -40,7 +36,7 @@ def _choices(report: Report) -> list[Row]:
     pixels = report.plan.options.get("pixels_as")
     if pixels:
         found.append(("pixels", str(pixels)))
-    summary = twin_words.summary(report.plan.sites, report.inputs.kind)
+    summary = twin_words.summary(report.plan.sites, report.inputs.output.kind)
     if summary:
         found.append(("twins", summary))
     if report.folded_channels:
@@ -51,9 +47,9 @@ def _choices(report: Report) -> list[Row]:
 
 def _proof(report: Report) -> list[Row]:
     parity, largest = report.float_parity, report.largest_divergence
+    scale = f"{report.inputs.output.kind.plural}' scale"
     return [
-        ("float parity", f"{parity.error:.1e} of the {report.inputs.kind.plural}' scale, ONNX Runtime against torch "
-                         f"(limit {parity.tolerance:g})"),
+        ("float parity", f"{parity.error:.1e} of the {scale}, ONNX Runtime against torch (limit {parity.tolerance:g})"),
         ("kernels", f"{report.kernels}, {report.moved_weights} weights moved to be exact on every CPU"),
         ("site parity", f"{report.exact_products} products equal integer arithmetic"),
         ("replay", f"every site within {largest.relative_error:.1e} of its spread of the simulator, from the "

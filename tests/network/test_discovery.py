@@ -159,9 +159,33 @@ def _broadcast(_: nn.Module, x: Tensor) -> Tensor:
         (lambda _, x: x + x, "no linear, convolution or attention product was found"),
         (
             lambda model, x: model.fc(x).sum(),
-            r"its forward returns \[\] for 1 images, expected tensors",
+            r"its forward returns float32 \[\] for 1 image, expected a float tensor or a tuple of them",
         ),
-        (lambda model, x: [[model.fc(x)]], "its forward returns list for 1 images"),
+        (
+            lambda model, x: [[model.fc(x)]],
+            r"its forward returns a list of a list of float32 \[1, 2, 4, 4\] for 1 image",
+        ),
+        (
+            lambda model, x: [{"boxes": model.fc(x)}],
+            "its forward returns a list of a dict of boxes for 1 image, .* wrap it",
+        ),
+        (
+            lambda model, x: {"out": model.fc(x)},
+            "its forward returns a dict of out for 1 image, .*; wrap it in a module",
+        ),
+        (lambda model, x: model.fc(x).flatten(1).argmax(-1), r"its forward returns int64 \[1\] for 1 image"),
+        (lambda model, x: (model.fc(x), None), r"returns a tuple of float32 \[1, 2, 4, 4\], nothing for 1 image"),
+        (lambda model, x: model.fc(x)[..., None], r"its forward returns float32 \[1, 2, 4, 4, 1\] for 1 image"),
+        (lambda model, x: model.fc(x)[:1], r"its forward returns float32 \[1, 32\] for 2 images, expected"),
+        (
+            lambda model, x: model.fc(x.flatten()),
+            r"failed on images \[1, 2, 4, 4\]: RuntimeError: mat1 and .*; it must",
+        ),
+        (
+            lambda model, x: model.fc(x.reshape(1, 2, 4, 4)),
+            r"failed on images \[2, 2, 4, 4\]: RuntimeError: shape.*; it",
+        ),
+        (lambda _, x: nn.LSTM(4, 4)(x[0])[0][None], "cannot quantise this model: .*lstm.*; export it with torch.onnx"),
     ],
 )
 def test_what_cannot_be_quantised_is_refused_by_name(forward: Any, said: str) -> None:
@@ -175,7 +199,7 @@ def test_what_cannot_be_quantised_is_refused_by_name(forward: Any, said: str) ->
         (_fused, ["qk", "pv"]),
         (_computed_weight, ["linear"]),
         (_broadcast, ["qk"]),
-        (lambda _, x: torch.bmm(x[0], x[0])[None], ["qk"]),
+        (lambda _, x: torch.bmm(x[:, 0], x[:, 0]), ["qk"]),
         (lambda _, x: torch.einsum("bhij,bhkj->bhik", x, x), ["qk"]),
         (lambda model, x: model.fc(x), ["fc"]),
         (lambda _, x: (x @ x.mT) @ (x @ x.mT), ["qk", "pv", "matmul"]),

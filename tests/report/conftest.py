@@ -22,7 +22,7 @@ from ptq4vit_onnx.proof.prove import Proof
 from ptq4vit_onnx.proof.replay import Divergence
 from ptq4vit_onnx.proof.site_parity import SiteParity
 from ptq4vit_onnx.report.charts import points_of
-from ptq4vit_onnx.report.data import Bits, CalibrationImages, FileSizes, Inputs, Report
+from ptq4vit_onnx.report.data import Bits, CalibrationImages, FileSizes, Inputs, Output, Report
 from ptq4vit_onnx.report.page import render
 from ptq4vit_onnx.runtime.bench import BenchResult
 
@@ -90,7 +90,10 @@ def report_of(plan: ScalePlan = PLAN, evidence: Mapping[str, SiteEvidence] = EVI
     passes = PassReport(moved, dict.fromkeys(plan.sites, 1), (), {"MatMul": 5}, {"MatMul": 5}, {"Tidy": 3})
     return Report(
         folder=Path("out"),
-        inputs=Inputs(plan.model, "embedded", Bits(8, 6), CalibrationImages(32, ("broken.png",), "photos")),
+        inputs=Inputs(
+            plan.model, "embedded", Bits(8, 6), CalibrationImages(32, ("broken.png",), "photos"),
+            output=Output(why="logits [n, 10]: its num_classes is 10"),
+        ),
         plan=plan, evidence=evidence, float_parity=FloatParity(8, 2e-7), proof=proof_of(plan), passes=passes,
         latency=BenchResult((), "AVX2, no VNNI"), sizes=FileSizes(1_252_262, 418_535),
         seconds={"load": 3.2, "calibrate": 4.5},

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 # A key without more to it is None. "*": the keys are names (of sites, options, operators, stages), all values alike.
 KEYS: dict[str, Any] = {
-    "format": None, "version": None, "model": None, "kind": None, "outputs": None, "random_weights": None,
-    "synthetic_images": None,
-    "weights_from": None, "resampled": None, "bits": {"weights": None, "activations": None}, "options": {"*": None},
+    "format": None, "version": None, "model": None, "random_weights": None, "synthetic_images": None,
+    "weights_from": None, "resampled": None, "output": {"kind": None, "names": None, "why": None}, "remarks": None,
+    "bits": {"weights": None, "activations": None}, "options": {"*": None},
     "versions": {"*": None}, "fingerprints": {"weights": None, "images": None},
     "calibration_images": {"count": None, "skipped": None, "source": None, "built_in": None, "sentence": None,
                            "warnings": None},

@@ -11,6 +11,7 @@ from ptq4vit_onnx.output_kinds.embedding import EmbeddingAgainstFloat
 from ptq4vit_onnx.output_kinds.features import Closeness, FeaturesAgainstFloat
 from ptq4vit_onnx.output_kinds.kinds import KINDS
 from ptq4vit_onnx.output_kinds.metrics import PairedDrop
+from ptq4vit_onnx.report.data import Output
 from ptq4vit_onnx.report.page import render, tiles
 from ptq4vit_onnx.report.terminal import rows
 from ptq4vit_onnx.runtime.bench import BenchResult, Timing
@@ -30,7 +31,7 @@ def report_of(made_up: MadeUp, kind: str, **inputs: Any) -> Any:
     report = made_up.report
     return replace(
         report,
-        inputs=replace(report.inputs, kind=KINDS[kind], outputs=tuple(inputs.pop("outputs", (kind,))), **inputs),
+        inputs=replace(report.inputs, output=Output(KINDS[kind], tuple(inputs.pop("outputs", (kind,)))), **inputs),
         proof=replace(report.proof, against_float=VERSUS[kind]),
         latency=BenchResult(TIMINGS, "AVX2"),
     )
@@ -85,5 +86,5 @@ def test_random_weights_say_nothing_about_accuracy_in_any_kind(made_up: MadeUp) 
 )
 def test_report_json_has_the_keys_of_the_kind(kind: str, keys: set[str], made_up: MadeUp) -> None:
     data = report_of(made_up, kind).to_data()
-    assert data["kind"] == data["against_float"]["kind"] == kind
+    assert data["output"]["kind"] == data["against_float"]["kind"] == kind
     assert set(data["against_float"]) == keys | {"kind", "images"}
