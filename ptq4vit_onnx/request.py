@@ -24,7 +24,7 @@ class ExportRequest:
     """What the user asked for. output None: ./MODEL_wKaK. batch None: dynamic. plan: skip calibration.
 
     img_size None: the model's own. force_data: calibrate also on images that are all equal or of one colour. input: of
-    model.onnx; float.onnx stays as torch exports it.
+    model.onnx; float.onnx stays as torch exports it. allow_float: products that cannot be integer stay float.
     """
 
     model: str = DEFAULT
@@ -39,6 +39,7 @@ class ExportRequest:
     img_size: ImageSize | None = None
     force_data: bool = False
     input: InputType = "float"
+    allow_float: bool = False
 
     def __post_init__(self) -> None:
         if self.input not in get_args(InputType):
@@ -72,6 +73,7 @@ def resolve_request(
     img_size: AnySize | None = None,
     force_data: bool = False,
     input: InputType = "float",
+    allow_float: bool = False,
     method: Preset | None = None,
     **options: Any,
 ) -> ExportRequest:
@@ -83,6 +85,7 @@ def resolve_request(
     return ExportRequest(
         model, resolved, _path(output), _path(checkpoint), random_weights, _path(data), _path(plan), batch, force,
         None if img_size is None else parse_size(img_size), force_data, input,
+        allow_float,
     )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 load             from a name to a torch module with weights: hub, checkpoint, embedded, random
 checkpoints      weights from a file
+batch_norms      batch norms folded into the convolutions before them
 timm_compat      the only import of timm
 """
 
-DOORS = ("load",)  # what other rooms may import
+DOORS = ("batch_norms", "load")  # what other rooms may import

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -138,14 +139,14 @@ class _Names:
     def free(self, *wanted: str) -> str:
         """The first of these names, in the scope, that no product of this call has; the last one is numbered."""
         taken = self.taken.setdefault(self.scope, set())
-        numbered = (f"{wanted[-1]}_{number}" for number in range(2, 10**6))
-        for what in (*wanted, *numbered):
+        numbered = (f"{wanted[-1]}_{number}" for number in count(2))
+        for what in chain(wanted, numbered):  # one at a time: every product of every forward pass asks
             path = f"{self.scope}.{what}".lstrip(".")
             path = f"{path}_product" if path in self.paths else path
             if path not in taken:
                 taken.add(path)
                 return path
-        raise AssertionError("a module with a million products")
+        raise AssertionError("there is always another number")
 
 
 def _owner(parameter: str) -> str:
@@ -268,7 +269,7 @@ def require_all_integer(products: Products) -> None:
     if products.floats:
         raise UserError(
             f"{len(products.floats)} of {len(products.found)} products of this model cannot be computed in integers "
-            f"({_first_few(products.floats)}); replace them in the model, or export it with torch.onnx.export instead"
+            f"({_first_few(products.floats)}); give --allow-float to leave them in float, or replace them in the model"
         )
 
 

@@ -251,3 +251,16 @@ def test_unfusing_reaches_every_attention() -> None:
     model = import_timm().create_model("vit_tiny_patch16_224", pretrained=False)
     unfuse_attention(model)
     assert [module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")] == [False] * 12
+
+
+def test_numbered_names_are_made_only_when_they_are_tried(
+    load_model: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every product of every forward pass asks for a name; a long list of spare ones would cost more than it."""
+
+    def refuse(start: int) -> Any:
+        raise AssertionError(f"name {start} was made, though the plain name was free")
+        yield
+
+    monkeypatch.setattr("ptq4vit_onnx.network.discovery.count", refuse)
+    assert "blocks.0.attn.qk" in sites_of(load_model("vit_digits"))
