@@ -11,7 +11,7 @@ from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.product_invariants import matrix_products
 from ptq4vit_onnx.passes.tensors import only_reader, replace_tensor, shape_of, values_of, whole_lengths
 from ptq4vit_onnx.passes.work import Product, Violation, Work, integers, invariant
-from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
+from ptq4vit_onnx.plan.quantizers.patch_order import kernel_order
 
 
 @invariant("no planned product is a convolution")
@@ -27,8 +27,12 @@ class EmbedPatches(Pass):
 
     The second Transpose puts far inputs side by side (see `pair_far_inputs`). One Transpose could do both, but would
     move single bytes along seven axes, which takes ONNX Runtime six times as long.
+    Of a kernel of a single pixel, whatever its stride, the channels become the last axis:
+
+        image -> [Slice ->] Reshape -> Transpose -> MatMul -> Add -> [batch, pixels, channels]
+
     A Transpose, or Reshape and Transpose, that follows and makes channels the last axis is dropped: they are the last.
-    Refuses kernels that differ from the stride, padding, groups, and images that are no whole number of
+    Refuses larger kernels that differ from the stride, padding, groups, and images that are no whole number of
     patches.
     """
 
@@ -47,11 +51,14 @@ class EmbedPatches(Pass):
         image, weight = conv.inputs[0], values_of(conv.inputs[1])
         channels, depth, height, width = weight.shape
         rows, columns = self._grid(conv, site)
-        shape = integers(0, depth, rows, height, columns, width)
-        patches = work.add("Reshape", f"{site}/patches/Reshape", [image, work.constant(f"{site}/patches/split", shape)])
-        patches = work.add("Transpose", f"{site}/patches/Transpose", [patches], perm=[0, 2, 4, 1, 3, 5])
-        patches = _flatten(work, site, patches, rows * columns, depth * height * width)
-        matrix = np.ascontiguousarray(pair_far_inputs(weight.reshape(channels, -1)).T)
+        if height * width == 1:
+            patches = _pixels(work, conv, (rows, columns, depth))
+        else:
+            shape = work.constant(f"{site}/patches/split", integers(0, depth, rows, height, columns, width))
+            patches = work.add("Reshape", f"{site}/patches/Reshape", [image, shape])
+            patches = work.add("Transpose", f"{site}/patches/Transpose", [patches], perm=[0, 2, 4, 1, 3, 5])
+            patches = _flatten(work, site, patches, rows * columns, depth * height * width)
+        matrix = np.ascontiguousarray(kernel_order(weight.reshape(channels, -1), height * width).T)
         out = work.add("MatMul", f"{site}/MatMul", [patches, gs.Constant(f"{site}/float_weight", matrix)])
         product.node = out.inputs[0]
         if len(conv.inputs) > 2:
@@ -61,7 +68,7 @@ class EmbedPatches(Pass):
     def _grid(self, conv: gs.Node, site: str) -> tuple[int, int]:
         kernel = list(values_of(conv.inputs[1]).shape[2:])
         whole = (
-            list(conv.attrs.get("strides", [1, 1])) == kernel
+            (kernel == [1, 1] or list(conv.attrs.get("strides", [1, 1])) == kernel)
             and not any(conv.attrs.get("pads", [0]))
             and conv.attrs.get("group", 1) == 1
             and set(conv.attrs.get("dilations", [1])) == {1}
@@ -77,7 +84,27 @@ class EmbedPatches(Pass):
         lengths = whole_lengths(size)
         if lengths is None or lengths[0] % kernel[0] or lengths[1] % kernel[1]:
             raise self.refuse(site, conv.name, f"image {size} is no whole number of patches {kernel}")
-        return lengths[0] // kernel[0], lengths[1] // kernel[1]
+        down, across = _strides(conv)
+        return -(-lengths[0] // down), -(-lengths[1] // across)
+
+
+def _strides(conv: gs.Node) -> tuple[int, int]:
+    down, across = conv.attrs.get("strides", [1, 1])
+    return int(down), int(across)
+
+
+def _pixels(work: Work, conv: gs.Node, grid: tuple[int, int, int]) -> gs.Variable:
+    """[batch, rows * columns, depth]: the pixels that a kernel of one pixel reads."""
+    site, image, (rows, columns, depth) = conv.name.removesuffix("/Conv"), conv.inputs[0], grid
+    if _strides(conv) != (1, 1):
+        size, steps = shape_of(image)[2:], integers(*_strides(conv))
+        limits = [integers(0, 0), integers(*map(int, size)), integers(2, 3), steps]
+        names = ("starts", "ends", "axes", "steps")
+        parts = [work.constant(f"{site}/patches/{name}", value) for name, value in zip(names, limits, strict=True)]
+        image = work.add("Slice", f"{site}/patches/Slice", [image, *parts])
+    flat = work.constant(f"{site}/patches/flat", integers(0, depth, rows * columns))
+    pixels = work.add("Reshape", f"{site}/patches/Reshape", [image, flat])
+    return work.add("Transpose", f"{site}/patches/Transpose", [pixels], perm=[0, 2, 1])
 
 
 def _flatten(work: Work, site: str, patches: gs.Variable, count: int, inputs: int) -> gs.Variable:

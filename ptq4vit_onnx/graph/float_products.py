@@ -2,7 +2,8 @@
 
 A product that stays in float is called `stem.conv/float_Conv`. ONNX Runtime's convolutions over blocks of channels lose
 that name and are called after the tensor they write, behind what was fused into them: `relu_4_nchwc`. They are followed
-back to the file's product that the tensor was computed from.
+back to the file's product that the tensor was computed from. A batch norm next to them becomes a convolution of one
+pixel and one channel, called `norm_2_bn_nchwc`: it is no product.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def float_products(executed: GraphIndex, source: GraphIndex) -> Iterator[FloatNo
     """Every product that depends on the image and is not computed by an integer kernel."""
     pixels = made_of_pixels(executed)
     for node in executed.nodes:
-        if node.op_type in FLOAT_PRODUCTS and node.output[0] in pixels:
+        if node.op_type in FLOAT_PRODUCTS and node.output[0] in pixels and not _is_batch_norm(source, node):
             name = node.name if _is_named(node.name) else _origin(source, node)
             yield FloatNode(node.op_type, name, marked_float(name))
 
@@ -62,6 +63,11 @@ def made_of_pixels(index: GraphIndex) -> set[str]:
         if node.op_type not in ("Shape", "Size") and any(name in found for name in node.input):
             found.update(node.output)
     return found
+
+
+def _is_batch_norm(source: GraphIndex, node: onnx.NodeProto) -> bool:
+    maker = source.producer.get(node.name.removesuffix(f"_bn{_BLOCKED}"))
+    return maker is not None and maker.op_type == "BatchNormalization"
 
 
 def _is_named(node_name: str) -> bool:

@@ -10,9 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.network.patches import Window, patches
+from ptq4vit_onnx.network.patches import Window, windows
 from ptq4vit_onnx.network.tensor_tags import norm_of, source_of
-from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
+from ptq4vit_onnx.plan.quantizers.patch_order import kernel_order
 from ptq4vit_onnx.plan.sites import Site
 
 
@@ -84,7 +84,7 @@ def matmul_call(name: str, scope: str, lhs: Tensor, rhs: Tensor, plain: Callable
 def conv_call(
     name: str, scope: str, x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, plain: Callable[[], Tensor]
 ) -> Call:
-    """A convolution whose windows tile the image is a product over them."""
+    """A convolution whose windows tile the image, or are single pixels, is a product over them."""
     if window.groups != 1:
         raise NotAProductError(
             name, scope, f"a convolution in {window.groups} groups, which no integer kernel is faster at"
@@ -93,15 +93,18 @@ def conv_call(
         raise NotAProductError(
             name, scope, f"a convolution of kernel {window.kernel} and stride {window.stride}, not a patch embedding"
         )
+    if not window.fills(x):
+        size = tuple(int(length) for length in x.shape[-2:])
+        raise NotAProductError(name, scope, f"a convolution of {size} pixels, no whole number of windows {window.kernel}")
     rows, columns = window.positions(x)
 
     def arrange(out: Tensor) -> Tensor:
         return out.transpose(1, 2).reshape(len(out), -1, rows, columns)
 
-    matrix = pair_far_inputs(weight.flatten(1)).t()
+    matrix = kernel_order(weight.flatten(1), weight.shape[-2] * weight.shape[-1]).t()
     return Call(
         Site(name, "conv", scope),
-        patches(x, *window.kernel), matrix, bias, arrange, lambda grad: grad.flatten(2).transpose(1, 2), plain,
+        windows(x, window), matrix, bias, arrange, lambda grad: grad.flatten(2).transpose(1, 2), plain,
     )  # fmt: skip
 
 

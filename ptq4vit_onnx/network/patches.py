@@ -23,8 +23,16 @@ class Window:
 
     @property
     def tiles(self) -> bool:
-        """The windows lie side by side, as a patch embedding's do."""
-        return self.stride == self.kernel and self.padding == (0, 0) and self.dilation == (1, 1)
+        """The windows lie side by side, as a patch embedding's do, or are single pixels."""
+        return (self.stride == self.kernel or self.is_pixel) and self.padding == (0, 0) and self.dilation == (1, 1)
+
+    @property
+    def is_pixel(self) -> bool:
+        return self.kernel == (1, 1)
+
+    def fills(self, x: Tensor) -> bool:
+        """x [.., height, width] is a whole number of windows, or those in between are left out on purpose."""
+        return self.is_pixel or all(int(a) % b == 0 for a, b in zip(x.shape[-2:], self.kernel, strict=True))
 
     def positions(self, x: Tensor) -> Pair:
         """How many windows fit into x [.., height, width], downwards and to the right."""
@@ -35,6 +43,14 @@ class Window:
             )
         )
         return down, across
+
+
+def windows(x: Tensor, window: Window) -> Tensor:
+    """The windows of x [batch, C, H, W] that tile it, or single pixels, as [batch, windows, inputs]."""
+    if window.is_pixel:
+        down, across = window.stride
+        return x[..., ::down, ::across].flatten(2).transpose(1, 2)
+    return patches(x, *window.kernel)
 
 
 def patches(x: Tensor, height: int, width: int) -> Tensor:

@@ -12,7 +12,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.graph.integer_products import Array, GraphIndex, parse_name, product_nodes
 from ptq4vit_onnx.graph.model_proto import Model, load
 from ptq4vit_onnx.plan.channel_fold import Channels
-from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
+from ptq4vit_onnx.plan.quantizers.patch_order import kernel_order
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.proof.plan_checks import are_head_factors, column_factors
 
@@ -69,7 +69,7 @@ class FloatSites:
         self._nodes = {name.site: node for node in self._index.nodes if (name := parse_name(node.name)) is not None}
 
     def weight(self, site: str) -> Array:
-        """[inputs, outputs], whichever node computes the site; a convolution's inputs ordered by `pair_far_inputs`."""
+        """[inputs, outputs], whichever node computes the site; a convolution's inputs in `kernel_order`."""
         channels, weight = self._channels.get(site), self._weight(site)
         if channels is None:
             return weight
@@ -82,7 +82,7 @@ class FloatSites:
         if value is None:
             raise UserError(f"the weight of {node.name} is not stored as a constant in the float model")
         if node.op_type == "Conv":
-            return np.ascontiguousarray(pair_far_inputs(value.reshape(value.shape[0], -1)).T)
+            return np.ascontiguousarray(kernel_order(value.reshape(len(value), -1), value[0, 0].size).T)
         transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
         return np.ascontiguousarray(value.T) if transposed else value
 

@@ -23,8 +23,17 @@ def pair_far_inputs(flat: Tensor) -> Tensor:
     return flat.reshape(*flat.shape[:-1], 2, inputs // 2).swapaxes(-1, -2).reshape(flat.shape)  # type: ignore[no-any-return]
 
 
+def kernel_order(flat: Tensor, pixels: int) -> Tensor:
+    """Flattened windows or kernels [.., inputs] of a convolution in the order they are multiplied in.
+
+    pixels: of a window. A single one has no pixels side by side, and its channels stay in their order.
+    """
+    return flat if pixels == 1 else pair_far_inputs(flat)
+
+
 def along_inputs(values: tuple[float, ...], inputs: int) -> np.ndarray[Any, Any]:
-    """One value per colour as float32 [inputs], in the order of `pair_far_inputs`."""
+    """One value per colour as float32 [inputs], in the order of `kernel_order`."""
     if inputs % len(values):
         raise ValueError(f"{len(values)} colours do not divide {inputs} inputs")
-    return pair_far_inputs(np.repeat(np.asarray(values, np.float32), inputs // len(values)))
+    pixels = inputs // len(values)
+    return kernel_order(np.repeat(np.asarray(values, np.float32), pixels), pixels)
