@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,25 @@ def pair_far_inputs(flat: Tensor) -> Tensor:
     return flat.reshape(*flat.shape[:-1], 2, inputs // 2).swapaxes(-1, -2).reshape(flat.shape)  # type: ignore[no-any-return]
 
 
+def is_tiling(kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> bool:
+    """Whether a convolution's windows lie side by side, as a patch embedding's do, or are single pixels."""
+    apart = list(stride) == list(kernel) or set(kernel) == {1}
+    return apart and not any(padding) and set(dilation) == {1}
+
+
+def flat_kernels(weight: Tensor, tiles: bool) -> Tensor:
+    """The kernels [outputs, channels, height, width] of a convolution as [outputs, inputs], in the order they are
+    multiplied in.
+
+    tiles: see `is_tiling`. Other windows are put together from whole pixels: channels are the last axis of them.
+    """
+    if tiles:
+        return kernel_order(weight.reshape(len(weight), -1), weight[0, 0].reshape(-1).shape[0])
+    return weight.swapaxes(1, 3).swapaxes(1, 2).reshape(len(weight), -1)  # type: ignore[no-any-return]
+
+
 def kernel_order(flat: Tensor, pixels: int) -> Tensor:
-    """Flattened windows or kernels [.., inputs] of a convolution in the order they are multiplied in.
+    """Flattened kernels [.., inputs] of windows that tile an image in the order they are multiplied in.
 
     pixels: of a window. A single one has no pixels side by side, and its channels stay in their order.
     """
