@@ -59,10 +59,10 @@ def export(
     instead of calibrating; it decides the bits, the method and most options. img_size: of the images, 384 or (height,
     width); the position table is resampled to it. force_data: calibrate also on images that are all equal or of one
     colour, which is an error otherwise. input: of model.onnx, normalised floats [n, C, H, W] or "uint8", the bytes
-    [n, H, W, C] of a decoder. allow_float: leave products that cannot be computed in integers (convolutions that
-    overlap or have groups) in float and name them, which is an error otherwise. method: "ptq4vit" (the default), exactly
-    as published ("paper"), or the paper's Base PTQ ("base"). options: fields of ptq4vit_onnx.plan.options.Options,
-    e.g. images=32, seed=0. The report's `to_data()` is what report.json holds.
+    [n, H, W, C] of a decoder. allow_float: leave products that cannot be computed in integers (depthwise convolutions,
+    stems of few channels) in float and name them, which is an error otherwise. method: "ptq4vit" (the default),
+    exactly as published ("paper"), or the paper's Base PTQ ("base"). options: fields of
+    ptq4vit_onnx.plan.options.Options, e.g. images=32, seed=0. The report's `to_data()` is what report.json holds.
 
     torch, logging, warnings and the environment are afterwards as before. torch's threads sleep while they wait if
     this is the first import of torch; glibc keeps freed memory for the next tensor from then on.

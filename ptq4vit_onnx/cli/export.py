@@ -49,8 +49,8 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
     export.add_argument("--img-size", metavar="N", help="height and width of images, 384 or 256x384 (the model's own)")
     export.add_argument("--input", choices=get_args(InputType), default="float",
                         help="of model.onnx: normalised floats [N, C, H, W] or bytes [N, H, W, C] (float)")  # fmt: skip
-    export.add_argument("--allow-float", action="store_true", help="leave products that cannot be integer in float, and "
-                        "name them (refuse the model)")  # fmt: skip
+    export.add_argument("--allow-float", action="store_true",
+                        help="leave products that cannot be integer in float, and name them (refused)")  # fmt: skip
     export.add_argument("--json", action="store_true", help="print report.json on standard output")
     weights = export.add_argument_group("weights").add_mutually_exclusive_group()
     weights.add_argument("--checkpoint", type=Path, metavar="FILE", help=".safetensors, .pth, .pt or .bin")

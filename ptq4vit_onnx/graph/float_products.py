@@ -75,7 +75,7 @@ def _is_named(node_name: str) -> bool:
 
 
 def _origin(source: GraphIndex, node: onnx.NodeProto) -> str:
-    """The name of the nearest product of the file behind the tensor that `node` writes; its own name if none is near."""
+    """The name of the file's product that is nearest behind the tensor that `node` writes; its own if none is near."""
     wave = [node.output[0], node.name.removesuffix(_BLOCKED)]
     seen: set[str] = set()
     while wave:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def with_batch_norms_folded(model: LoadedModel, image: np.ndarray[Any, Any]) -> LoadedModel:
-    """The model, or a copy in which a batch norm that alone reads a convolution is the identity. image: [1, C, H, W]."""
+    """The model, or a copy in which each batch norm that alone reads a convolution is the identity.
+
+    image: [1, C, H, W].
+    """
     import torch
     from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -43,15 +46,17 @@ def _pairs(model: nn.Module, image: Tensor) -> list[tuple[nn.Conv2d, nn.Module]]
     norms = {id(buffer): item for item in model.modules() for buffer in item.buffers(recurse=False)}
     outputs: dict[int, tuple[Tensor, nn.Conv2d]] = {}
     readers: dict[int, list[nn.Module | None]] = {}
+    used: list[nn.Module | None] = []
 
     class Watch(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             out = func(*args, **kwargs)
+            norm = norms.get(id(_second(args, kwargs))) if func is F.batch_norm else None
+            used.append(norm)
             read = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.Tensor)]
             for item in read if _holds_tensor(out) else ():
                 if id(item) in outputs:
-                    norm = norms.get(id(_second(args, kwargs))) if func is F.batch_norm else None
                     readers.setdefault(id(item), []).append(norm)
             if func in (F.conv2d, torch.conv2d) and len(args) > 1 and id(args[1]) in convs:
                 outputs[id(out)] = (out, convs[id(args[1])])  # holding the tensor keeps its id its own
@@ -61,7 +66,6 @@ def _pairs(model: nn.Module, image: Tensor) -> list[tuple[nn.Conv2d, nn.Module]]
         model(image)
     found = [(conv, readers.get(key, [])) for key, (_, conv) in outputs.items()]
     pairs = [(conv, read[0]) for conv, read in found if len(read) == 1 and read[0] is not None]
-    used = [item for _, read in found for item in read]
     calls = [conv for conv, _ in found]
     return [(conv, norm) for conv, norm in pairs if calls.count(conv) == 1 and used.count(norm) == 1]
 

@@ -95,13 +95,12 @@ def conv_call(
         )
     if not window.fills(x):
         size = tuple(int(length) for length in x.shape[-2:])
-        raise NotAProductError(name, scope, f"a convolution of {size} pixels, no whole number of windows {window.kernel}")
+        reason = f"a convolution of {size} pixels, no whole number of windows {window.kernel}"
+        raise NotAProductError(name, scope, reason)
     tiles, channels = window.tiles, int(weight.shape[1])
     if channels < FEWEST_CHANNELS and (window.is_pixel or not tiles):
-        raise NotAProductError(
-            name, scope, f"a convolution of kernel {window.kernel} and stride {window.stride} over {channels} channels, "
-            f"no patch embedding; integers are slower below {FEWEST_CHANNELS} channels",
-        )  # fmt: skip
+        form = f"a convolution of kernel {window.kernel} and stride {window.stride} over {channels} channels"
+        raise NotAProductError(name, scope, f"{form}, where integers are slower (below {FEWEST_CHANNELS})")
     rows, columns = window.positions(x)
 
     def arrange(out: Tensor) -> Tensor:

@@ -33,7 +33,8 @@ class Window:
 
     def fills(self, x: Tensor) -> bool:
         """x [.., height, width] is a whole number of windows, where they lie side by side."""
-        return self.is_pixel or not self.tiles or all(int(a) % b == 0 for a, b in zip(x.shape[-2:], self.kernel, strict=True))
+        left_over = any(int(length) % side for length, side in zip(x.shape[-2:], self.kernel, strict=True))
+        return self.is_pixel or not self.tiles or not left_over
 
     def positions(self, x: Tensor) -> Pair:
         """How many windows fit into x [.., height, width], downwards and to the right."""

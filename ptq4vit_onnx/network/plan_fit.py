@@ -48,9 +48,7 @@ def size_of(plan: ScalePlan, asked: ImageSize | None) -> ImageSize | None:
     return planned
 
 
-def require_plan_fits(
-    plan: ScalePlan, model: LoadedModel, sites: list[Site], floats: Collection[str] = ()
-) -> None:
+def require_plan_fits(plan: ScalePlan, model: LoadedModel, sites: list[Site], floats: Collection[str] = ()) -> None:
     """floats: the names of the model's products that cannot be integer."""
     if plan.weights != model.fingerprint:
         raise UserError(

@@ -1,7 +1,8 @@
 """A scale plan as JSON: written field by field, read and checked by pydantic.
 
 The file has every field of every dataclass, also those with a default; only a plan's `floats` are left out where there
-are none. A quantizer has one more field, "type": its name in QUANTIZERS. docs/plan.schema.json describes the file; tools/plan_schema.py writes that description.
+are none. A quantizer has one more field, "type": its name in QUANTIZERS. docs/plan.schema.json describes the file;
+tools/plan_schema.py writes that description.
 
 Importing pydantic takes 0.2 s. Commands that need no plan therefore do not import this module.
 """
@@ -111,13 +112,13 @@ def _build_forms(quantizers: tuple[tuple[str, type[Quantizer]], ...]) -> _Forms:
 
 
 def _form(kind: type[Any], check: Callable[[Any], None] = lambda value: None, **changed: Any) -> Any:
-    """The type by which pydantic reads a dataclass. A field that is never left out is required; an unknown one is a mistake.
+    """The type by which pydantic reads a dataclass. Fields are required; an unknown one is a mistake.
 
     check: called with the finished value; a ValueError becomes a line. changed: a field's type in the file where it
     differs from the dataclass's annotation, and fields that only the file has.
     """
     types = {item.name: get_type_hints(kind)[item.name] for item in fields(kind)} | changed
-    empty = Field(default_factory=dict)
+    empty: Any = Field(default_factory=dict)
     required: dict[str, Any] = {
         name: (hint, empty if name in _LEFT_OUT_WHERE_EMPTY else ...) for name, hint in types.items()
     }

@@ -20,7 +20,7 @@ from ptq4vit_onnx.runtime.session import session
 OPSET, IR_VERSION = 20, 9  # the opset that the float model is exported with
 _OPTIONS = ("stride", "padding", "dilation", "groups")
 _CONV = {F.conv2d, torch.conv2d}
-_SIMPLE = {
+_SIMPLE: dict[Any, tuple[str, ...]] = {
     **dict.fromkeys((F.silu,), ("Sigmoid", "Mul")),
     **dict.fromkeys((F.hardswish,), ("HardSwish",)),
     **dict.fromkeys((F.sigmoid, torch.sigmoid, Tensor.sigmoid), ("Sigmoid",)),
@@ -91,7 +91,8 @@ def _session(nodes: list[Any], shape: list[Any], constants: dict[str, Tensor]) -
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     graph = helper.make_graph(nodes, "floats", [x], [y], held)
     opsets = [helper.make_opsetid("", OPSET)]
-    return session(onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)))
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+    return session(onnx.shape_inference.infer_shapes(model))
 
 
 def _run(runner: Any, x: Tensor) -> Tensor:

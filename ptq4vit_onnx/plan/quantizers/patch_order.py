@@ -37,7 +37,8 @@ def flat_kernels(weight: Tensor, tiles: bool) -> Tensor:
     tiles: see `is_tiling`. Other windows are put together from whole pixels: channels are the last axis of them.
     """
     if tiles:
-        return kernel_order(weight.reshape(len(weight), -1), weight[0, 0].reshape(-1).shape[0])
+        height, width = weight.shape[2:]
+        return kernel_order(weight.reshape(len(weight), -1), height * width)  # type: ignore[no-any-return]
     return weight.swapaxes(1, 3).swapaxes(1, 2).reshape(len(weight), -1)  # type: ignore[no-any-return]
 
 
