@@ -9,8 +9,8 @@ qlinear floats  QuantizeLinear, QLinearConv, DequantizeLinear: rounds the output
 qlinear bytes   QLinearConv between two others
 integer         QuantizeLinear, ConvInteger, Cast, Mul
 product         what the passes make of a convolution without groups, from its QuantizeLinear to the Transpose back
-saturates       whether sums of ConvInteger or QLinearConv differ from 64-bit arithmetic, with weights of -127 and 127 next
-                to codes of 255
+saturates       whether sums of ConvInteger or QLinearConv differ from 64-bit arithmetic, with weights of -127 and 127
+                next to codes of 255
 safe            the same with weights of -64 and 64, no pair of which overflows 16 bits
 """
 

@@ -20,6 +20,7 @@ from ptq4vit_onnx.runtime.session import session
 OPSET, IR_VERSION = 20, 9  # the opset that the float model is exported with
 _OPTIONS = ("stride", "padding", "dilation", "groups")
 _CONV = {F.conv2d, torch.conv2d}
+_SUM = {torch.sum, Tensor.sum}
 _SIMPLE: dict[Any, tuple[str, ...]] = {
     **dict.fromkeys((F.silu,), ("Sigmoid", "Mul")),
     **dict.fromkeys((F.hardswish,), ("HardSwish",)),
@@ -29,7 +30,7 @@ _SIMPLE: dict[Any, tuple[str, ...]] = {
 
 
 class RuntimeConvolutions:
-    """Computes convolutions, batch norms and activations of torch in ONNX Runtime; NotImplemented for all others."""
+    """Computes convolutions, norms, pools, sums and activations of torch in ONNX Runtime; NotImplemented for others."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, tuple[Tensor, Any]] = {}  # by weight, which is held so that its id stays its own
@@ -39,6 +40,12 @@ class RuntimeConvolutions:
             return self._convolve(*args, **kwargs)
         if func is F.batch_norm:
             return _normalise(*args, **kwargs)
+        if func is F.group_norm:
+            return _normalise_groups(*args, **kwargs)
+        if func is F.avg_pool2d:
+            return _average(*args, **kwargs)
+        if func in _SUM and len(args) + len(kwargs) in (2, 3) and args[0].dtype == torch.float32:
+            return _sum(*args, **kwargs)
         if func in _SIMPLE and args[0].dtype == torch.float32:
             return _run(_activation(_SIMPLE[func], args[0].dim()), args[0])
         return NotImplemented
@@ -75,6 +82,35 @@ def _normalise(
     constants = {"weight": weight, "bias": bias, "mean": mean, "variance": variance}
     node = helper.make_node("BatchNormalization", ["x", *constants], ["y"], epsilon=float(eps))
     return _run(_session([node], ["batch", *x.shape[1:]], constants), x)
+
+
+def _normalise_groups(
+    x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Any:
+    """As the exporter writes it: InstanceNormalization of the groups, then the channels' own weights and biases."""
+    constants = {"weight": torch.ones(groups), "bias": torch.zeros(groups)}
+    node = helper.make_node("InstanceNormalization", ["x", *constants], ["y"], epsilon=float(eps))
+    out = _run(_session([node], ["batch", groups, "inputs"], constants), x.reshape(len(x), groups, -1)).reshape(x.shape)
+    shape = (-1, *[1] * (x.dim() - 2))
+    out = out if weight is None else out * weight.reshape(shape)
+    return out if bias is None else out + bias.reshape(shape)
+
+
+def _average(
+    x: Tensor, kernel: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Any:  # fmt: skip
+    if ceil_mode or divisor_override is not None or x.dim() != 4:
+        return NotImplemented
+    sides = {"kernel_shape": _pair(kernel), "strides": _pair(stride or kernel), "pads": _pair(padding) * 2}
+    node = helper.make_node("AveragePool", ["x"], ["y"], count_include_pad=int(count_include_pad), **sides)
+    return _run(_session([node], ["batch", *x.shape[1:]], {}), x)
+
+
+def _sum(x: Tensor, dim: Any, keepdim: bool = False) -> Any:
+    axes = torch.tensor([dim] if isinstance(dim, int) else list(dim))
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=int(keepdim))
+    return _run(_session([node], [f"axis_{axis}" for axis in range(x.dim())], {"axes": axes}), x)
 
 
 @lru_cache(maxsize=32)
