@@ -52,6 +52,7 @@ def export(
     img_size: AnySize | None = None,
     force_data: bool = False,
     input: InputType = "float",
+    allow_float: bool = False,
     method: Preset | None = None,
     progress: Progress = silent,
     **options: Any,
@@ -69,9 +70,10 @@ def export(
     instead of calibrating; it decides the bits, the method and most options. img_size: of the images, 384 or (height,
     width); the position table is resampled to it. force_data: calibrate also on images that are all equal or of one
     colour, which is an error otherwise. input: of model.onnx, normalised floats [n, C, H, W] or "uint8", the bytes
-    [n, H, W, C] of a decoder. method: "ptq4vit" (the default), exactly
-    as published ("paper"), or the paper's Base PTQ ("base"). options: fields of ptq4vit_onnx.plan.options.Options,
-    e.g. images=32, seed=0. The report's `to_data()` is what report.json holds.
+    [n, H, W, C] of a decoder. allow_float: leave products that cannot be computed in integers (depthwise convolutions,
+    stems of few channels) in float and name them, which is an error otherwise. method: "ptq4vit" (the default),
+    exactly as published ("paper"), or the paper's Base PTQ ("base"). options: fields of
+    ptq4vit_onnx.plan.options.Options, e.g. images=32, seed=0. The report's `to_data()` is what report.json holds.
 
     torch, logging, warnings and the environment are afterwards as before. torch's threads sleep while they wait if
     this is the first import of torch; glibc keeps freed memory for the next tensor from then on.
@@ -87,7 +89,7 @@ def export(
         called, bits, weight_bits=weight_bits, activation_bits=activation_bits, data=data, output=output,
         checkpoint=checkpoint, random_weights=random_weights, plan=plan, batch=batch, force=force, img_size=img_size,
         force_data=force_data, input=input, output_kind=output_kind, num_classes=num_classes, given=given,
-        method=method, **options,
+        allow_float=allow_float, method=method, **options,
     )  # fmt: skip
     return run(request, progress)
 

@@ -52,7 +52,11 @@ class SitePlan:
 
 @dataclass(frozen=True)
 class ScalePlan:
-    """A whole model's plan. `weights` and `images` are SHA-256 fingerprints of what it was calibrated on."""
+    """A whole model's plan. `weights` and `images` are SHA-256 fingerprints of what it was calibrated on.
+
+    floats: products that stay in float by --allow-float, by name, each with the reason. The file has the field where
+    there are any.
+    """
 
     model: str
     weights: str
@@ -61,3 +65,4 @@ class ScalePlan:
     versions: Mapping[str, str]
     sites: Mapping[str, SitePlan]
     format: int = FORMAT
+    floats: Mapping[str, str] = field(default_factory=dict)

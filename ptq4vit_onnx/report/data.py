@@ -224,6 +224,7 @@ def _proof_data(report: Report) -> dict[str, Any]:
     proof, largest = report.proof, report.largest_divergence
     return {
         "kernels": proof.kernels.to_data(),
+        "float_products": dict(report.plan.floats),
         "site_parity": [site.to_data() for site in proof.sites],
         "replay": {
             "largest": largest.relative_error,

@@ -126,7 +126,8 @@ def tiles(report: Report) -> list[Tile]:
         Tile("Size", _megabytes(sizes.model),
              f"float {_megabytes(sizes.float)}, {sizes.float / max(sizes.model, 1):.1f}× smaller"),
         Tile("Products in integers", report.kernels.fraction,
-             f"on ONNX Runtime's own kernels; {report.moved_weights} weights moved to be exact on every CPU"),
+             f"on ONNX Runtime's own kernels; {report.moved_weights} weights moved to be exact on every CPU"
+             + (f"; {len(report.kernels.floats)} stay in float, listed below" if report.kernels.floats else "")),
         Tile("Parity", report.exact_products,
              f"products equal integer arithmetic; {report.end_to_end.sentence}"),
         *_latency(report.latency),
@@ -171,6 +172,7 @@ def _facts(report: Report) -> list[Facts]:
         Facts("Versions", plan.versions),
         Facts("Inputs", inputs),
         Facts("Checks", _checks(report)),
+        *([Facts("Products in float", plan.floats)] if plan.floats else []),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ptq4vit_onnx.report import twin_words
+from ptq4vit_onnx.report import float_words, twin_words
 from ptq4vit_onnx.report.data import Report
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def _proof(report: Report) -> list[Row]:
     return [
         ("float parity", f"{parity.error:.1e} of the {scale}, ONNX Runtime against torch (limit {parity.tolerance:g})"),
         ("kernels", f"{report.kernels}, {report.moved_weights} weights moved to be exact on every CPU"),
+        *(("in float", text) for text in float_words.by_reason(report.plan.floats)),
         ("site parity", f"{report.exact_products} products equal integer arithmetic"),
         ("replay", f"every site within {largest.relative_error:.1e} of its spread of the simulator, from the "
                    f"runtime's own values (limit {largest.limit:g})"),

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ptq4vit_onnx.runtime.session import session
+from ptq4vit_onnx.simulation.ort_convolutions import RuntimeConvolutions
 
 OPSET, IR_VERSION = 20, 9  # the opset that the float model is exported with
 _SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
@@ -30,6 +31,10 @@ class RuntimeFloats(TorchFunctionMode):
 
     Enter it before `watching`, so that products are seen first.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = RuntimeConvolutions()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -43,7 +48,8 @@ class RuntimeFloats(TorchFunctionMode):
             return gelu(*args, **kwargs)
         if func in _MEAN and (len(args) > 1 or "dim" in kwargs):
             return mean(*args, **kwargs)
-        return func(*args, **kwargs)
+        out = self.convolutions(func, args, kwargs)
+        return func(*args, **kwargs) if out is NotImplemented else out
 
 
 def layer_norm(

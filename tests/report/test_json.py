@@ -24,10 +24,11 @@ KEYS: dict[str, Any] = {
     "sites": None,
     "float_parity": {"images": None, "error": None, "tolerance": None, "passed": None},
     "kernels": {
-        "summary": None, "fell_back": None, "op_counts": {"*": None},
+        "summary": None, "fell_back": None, "op_counts": {"*": None}, "floats": None,
         "products": [{"site": None, "product": None, "kernel": None, "integer": None, "operands": None,
                       "unsafe": None}],
     },
+    "float_products": None,
     "site_parity": [{"site": None, "product": None, "kernel": None, "exact": None, "max_error": None,
                      "tolerance": None, "checked": None, "failure": None}],
     "replay": {"largest": None, "limit": None, "sites": {"*": None}},
