@@ -5,18 +5,22 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ptq4vit_onnx.errors import UserError
 
 DIGITS_FOLDER = Path(__file__).resolve().parent / "digits"
 PHOTOS_FOLDER = Path(__file__).resolve().parent / "photos"
 
+Library = Literal["timm", "transformers", "torchvision", "module"]
+
 
 @dataclass(frozen=True)
 class ModelSpec:
     """name: what the user types; timm: architecture and pretrained tag, `arch.tag` ("" for embedded models);
     size: image height and width; top1: float ImageNet accuracy in the paper's Table 1 (None where it has no
-    row); embedded: weights and images ship with the package.
+    row); embedded: weights and images ship with the package; library: that builds it, or "module" for one of the
+    user's; address: in a library other than timm, a hub name, a folder or a function's name.
     """
 
     name: str
@@ -25,6 +29,8 @@ class ModelSpec:
     title: str
     top1: float | None = None
     embedded: bool = False
+    library: Library = "timm"
+    address: str = ""
 
     @property
     def checkpoint(self) -> Path | None:

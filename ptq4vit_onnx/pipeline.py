@@ -16,13 +16,15 @@ from ptq4vit_onnx import __version__
 from ptq4vit_onnx.calibration.journal import Journal
 from ptq4vit_onnx.files.outputs import require_free, require_outside, whole_folder
 from ptq4vit_onnx.files.provenance import versions
+from ptq4vit_onnx.graph.model_proto import load as read_proto
 from ptq4vit_onnx.graph.model_proto import save_model
 from ptq4vit_onnx.images.builtin import BUILT_IN, IMAGES_FROM
 from ptq4vit_onnx.images.choice import ChosenImages, choose_images, require_images
 from ptq4vit_onnx.images.inspection import inspect_images, require_usable
 from ptq4vit_onnx.images.loading import ImageSet
-from ptq4vit_onnx.model_loading.load import LoadedModel, channels_of, load, resolve
-from ptq4vit_onnx.network.plan_fit import load_plan, options_of, require_channels_fold, require_plan_fits, size_of
+from ptq4vit_onnx.model_loading.batch_norms import with_batch_norms_folded
+from ptq4vit_onnx.model_loading.load import LoadedModel, channels_of, load_for, spec_for
+from ptq4vit_onnx.network.plan_fit import load_plan, request_of, require_channels_fold, require_plan_fits
 from ptq4vit_onnx.plan.evidence import SiteEvidence
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.plan_json import plain, write_plan
@@ -31,7 +33,7 @@ from ptq4vit_onnx.progress import Progress, Sized, silent
 from ptq4vit_onnx.proof.float_parity import float_parity
 from ptq4vit_onnx.report.data import FileSizes, Inputs, Report
 from ptq4vit_onnx.report.page import render
-from ptq4vit_onnx.request import IMG_SIZE, ExportRequest, size_text
+from ptq4vit_onnx.request import IMG_SIZE, NUM_CLASSES, OUTPUT_KIND, ExportRequest, size_text
 from ptq4vit_onnx.runtime import process
 
 Array = np.ndarray[Any, Any]
@@ -49,17 +51,17 @@ def export(request: ExportRequest, progress: Progress = silent) -> Report:
 
 
 def _export(request: ExportRequest, progress: Progress) -> Report:
-    spec = resolve(request.model)
+    spec = spec_for(request)
     known_plan = None if request.plan is None else load_plan(request.plan, spec)
     if known_plan is not None:
-        request = replace(request, options=options_of(known_plan), img_size=size_of(known_plan, request.img_size))
+        request = request_of(known_plan, request)
     require_outside(request.folder, {"--data": request.data, "--checkpoint": request.checkpoint})
     require_free(request.folder, request.force)
     options = request.options
     require_images(spec, request.data, options.images, channels_of(spec) if request.data is None else None)
     clock = _Clock()
     with clock("load"):
-        model = load(spec, request.checkpoint, request.random_weights, options.seed, request.img_size)
+        model = load_for(request, spec)
         images = choose_images(spec, request.data, model.preprocessing, options.images, options.seed, progress)
         images = images.for_plan(known_plan.images) if known_plan else images
         findings = inspect_images(images.calibration.images, model.preprocessing)
@@ -75,28 +77,31 @@ def _run(
     clock: _Clock, progress: Progress,
 ) -> Report:  # fmt: skip
     from ptq4vit_onnx.float_export.exporter import export_float
-    from ptq4vit_onnx.network.discovery import discover
+    from ptq4vit_onnx.network.discovery import discover_products, require_all_integer
 
-    calibration = images.calibration
-    sites = discover(model.module, calibration.images[:1])
+    calibration, loaded = images.calibration, model
+    model = with_batch_norms_folded(model, calibration.images[:1])
+    products = discover_products(model.module, calibration.images[:1])
+    sites, floats = products.sites, {item.name: item.reason for item in products.floats}
+    if not (request.allow_float or (known_plan and known_plan.floats)):
+        require_all_integer(products)
     if known_plan is not None:
-        require_plan_fits(known_plan, model, sites)
+        require_plan_fits(known_plan, model, sites, floats)
         require_channels_fold(known_plan, model, sites, calibration.images[:1])
     with clock("float export"):
-        float_model = export_float(model, sites, request.batch)
-        float_path = save_model(float_model, staging / "float.onnx")
+        float_path = save_model(export_float(model, products.found, request.batch), staging / "float.onnx")
     with clock("float parity"):
-        parity = float_parity(model, float_path, calibration.images)
+        parity = float_parity(loaded, float_path, calibration.images)
     with clock("calibrate"):
         names = [site.name for site in sites]
         plan, evidence = (known_plan, {}) if known_plan else make_plan(request, model, calibration, names, progress)
+        plan = replace(plan, floats=floats)
         write_plan(plan, staging / "plan.json")
     from ptq4vit_onnx.proof.prove import prove, quantize_model
     from ptq4vit_onnx.runtime.bench import bench
 
     with clock("passes"):
-        path, passes = quantize_model(float_model, plan, staging / "model.onnx", request.input)
-        del float_model
+        path, passes = quantize_model(read_proto(float_path), plan, staging / "model.onnx", request.input)
     with clock("prove"):
         proof = prove(path, float_path, plan, model, images, progress)
     with clock("time"):
@@ -130,6 +135,7 @@ def make_plan(
             "images": images.fingerprint,
             "options": options.to_data(),
             "pixels": plain(model.pixel_grid),
+            OUTPUT_KIND: model.kind.name,
             "v": __version__,
         },
     )
@@ -147,8 +153,11 @@ def make_plan(
     watched = progress(Sized(tape, len(order)), "calibrating")
     found = calibrate(watched, options, known, keep, model.pixel_grid)
     settings = {**options.to_data(), "weights_from": model.origin, IMAGES_FROM: _images_from(images)}
+    settings[OUTPUT_KIND] = model.kind.name
     if request.img_size is not None:
         settings[IMG_SIZE] = size_text(request.img_size)
+    if request.num_classes is not None:
+        settings[NUM_CLASSES] = request.num_classes
     sites = {name: found[name] for name in order}
     settings["pixels_as"] = pixels_as(options, model, sites)
     return ScalePlan(model.name, model.fingerprint, images.fingerprint, settings, versions(), sites), evidence

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.limits import MAX_BATCH, MAX_SIDE, require_whole
+from ptq4vit_onnx.images.preprocessing import Preprocessing
+from ptq4vit_onnx.limits import MAX_BATCH, MAX_CLASSES, MAX_SIDE, require_whole
 from ptq4vit_onnx.models.specs import DEFAULT
+from ptq4vit_onnx.output_kinds.kinds import kind_named
 from ptq4vit_onnx.plan.file_layout import InputType
 from ptq4vit_onnx.plan.options import Options, Preset
 
 AnyPath: TypeAlias = str | Path
 ImageSize: TypeAlias = tuple[int, int]  # height and width, in pixels
 AnySize: TypeAlias = int | str | ImageSize
+AskedKind = Literal["auto", "logits", "embedding", "features"]
 IMG_SIZE = "img_size"  # a plan's options have it where the images are not of the model's own size
+NUM_CLASSES = "num_classes"  # and this, where the head is not the model's own
+OUTPUT_KIND = "output_kind"  # and this always
 _NEXT_TO_PLAN = ("images", "seed")  # options that a plan does not decide
+
+
+@dataclass(frozen=True)
+class GivenModule:
+    """A module of the user's, with its weights; only Python can give one."""
+
+    module: Any  # an nn.Module; this room imports no torch
+    preprocessing: Preprocessing
 
 
 @dataclass(frozen=True)
@@ -24,7 +37,8 @@ class ExportRequest:
     """What the user asked for. output None: ./MODEL_wKaK. batch None: dynamic. plan: skip calibration.
 
     img_size None: the model's own. force_data: calibrate also on images that are all equal or of one colour. input: of
-    model.onnx; float.onnx stays as torch exports it.
+    model.onnx; float.onnx stays as torch exports it. num_classes None: the model's own head, 0: none. given: the model
+    itself, `model` is its name then. allow_float: products that cannot be integer stay float.
     """
 
     model: str = DEFAULT
@@ -39,8 +53,18 @@ class ExportRequest:
     img_size: ImageSize | None = None
     force_data: bool = False
     input: InputType = "float"
+    output_kind: AskedKind = "auto"
+    num_classes: int | None = None
+    given: GivenModule | None = None
+    allow_float: bool = False
 
     def __post_init__(self) -> None:
+        if self.output_kind != "auto":
+            kind_named(self.output_kind)
+        if self.num_classes is not None:
+            require_whole("num-classes", self.num_classes, 0, MAX_CLASSES)
+        if self.given is not None:
+            self._refuse_next_to_module()
         if self.input not in get_args(InputType):
             raise UserError(f"input is {self.input!r}; expected one of {', '.join(get_args(InputType))}")
         if self.input == "uint8" and self.plan is None and self.options.pixels != "bytes":
@@ -48,12 +72,20 @@ class ExportRequest:
         if self.batch is not None:
             require_whole("batch", self.batch, 1, MAX_BATCH)
 
+    def _refuse_next_to_module(self) -> None:
+        """A module is built and has its weights; an option that would change nothing is a misunderstanding."""
+        asked = {"checkpoint": self.checkpoint, "random_weights": self.random_weights or None,
+                 "img_size": self.img_size, "num_classes": self.num_classes}  # fmt: skip
+        for name in (name for name, value in asked.items() if value is not None):
+            raise UserError(f"{name} has no effect on a module, which has its weights and size; leave {name} out")
+
     @property
     def folder(self) -> Path:
         safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in self.model)
         size = "" if self.img_size is None else f"_{size_text(self.img_size)}px"
+        head = {None: "", 0: "_no_head"}.get(self.num_classes, f"_{self.num_classes}_classes")
         mark = "_random" if self.random_weights else ""
-        return self.output or Path(f"{safe}{size}{mark}_{self.options.label}")
+        return self.output or Path(f"{safe}{size}{head}{mark}_{self.options.label}")
 
 
 def resolve_request(
@@ -72,6 +104,10 @@ def resolve_request(
     img_size: AnySize | None = None,
     force_data: bool = False,
     input: InputType = "float",
+    output_kind: AskedKind = "auto",
+    num_classes: int | None = None,
+    given: GivenModule | None = None,
+    allow_float: bool = False,
     method: Preset | None = None,
     **options: Any,
 ) -> ExportRequest:
@@ -82,7 +118,8 @@ def resolve_request(
     resolved = Options.resolve("ptq4vit" if method is None else method, **widths, **options)
     return ExportRequest(
         model, resolved, _path(output), _path(checkpoint), random_weights, _path(data), _path(plan), batch, force,
-        None if img_size is None else parse_size(img_size), force_data, input,
+        None if img_size is None else parse_size(img_size), force_data, input, output_kind, num_classes, given,
+        allow_float,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from ptq4vit_onnx.cli import main as cli
 from ptq4vit_onnx.images.builtin import photos_of
-from ptq4vit_onnx.model_loading import load as loading
+from ptq4vit_onnx.model_loading import hub
 from ptq4vit_onnx.model_loading.timm_compat import import_timm
 from ptq4vit_onnx.plan.plan_json import read_plan
 
@@ -40,7 +40,7 @@ def hub_cache(tiny_deit: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(loading, "_hub_reachable", lambda: False)
+    monkeypatch.setattr(hub, "hub_reachable", lambda: False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         state = import_timm().create_model(NAME, pretrained=False).state_dict()
@@ -84,7 +84,7 @@ def test_without_weights_in_the_cache_the_headline_command_names_the_ways_on(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
-    monkeypatch.setattr(loading, "_hub_reachable", lambda: False)
+    monkeypatch.setattr(hub, "hub_reachable", lambda: False)
     assert cli.main(shlex.split(COMMAND)[1:]) == 2
     assert "no weights for deit_b: the hub did not serve" in capsys.readouterr().err
     assert [entry.name for entry in tmp_path.iterdir() if entry.name != "empty"] == []

@@ -23,7 +23,8 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "progress"),
     ("limits", "models"),
     ("files", "plan", "output_kinds"),
-    ("request", "images"),
+    ("images",),
+    ("request",),
     ("graph",),
     ("runtime",),
     ("model_loading",),
@@ -37,7 +38,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("__main__",),
 )
-TORCH = frozenset({"torch", "timm", "torchvision", "safetensors"})
+TORCH = frozenset({"torch", "timm", "torchvision", "transformers", "safetensors"})
 ONNX = frozenset({"onnx", "onnx_graphsurgeon", "onnxruntime", "onnx_ir", "onnxscript"})
 # Which rooms may import torch or ONNX themselves, even inside a function.
 MAY_TORCH = frozenset({"model_loading", "network", "calibration", "simulation", "float_export"})

@@ -25,13 +25,14 @@ from ptq4vit_onnx.plan.options import (
     Weights,
 )
 from ptq4vit_onnx.plan.quantizers import MAX_BITS, MIN_BITS
-from ptq4vit_onnx.request import ExportRequest, resolve_request
+from ptq4vit_onnx.request import AskedKind, ExportRequest, resolve_request
 
 # Arguments that are fields of Options by the same name.
 _FIELDS = ("metric", "twin", "weights", "activations", "outliers", "channels", "pixels", "rounding", "search", "labels",
            "rounds", "candidates", "bias_correction", "images", "seed")  # fmt: skip
 _REQUEST = ("model", "bits", "weight_bits", "activation_bits", "data", "output", "checkpoint", "random_weights",
-            "plan", "batch", "force", "img_size", "force_data", "input")  # fmt: skip
+            "plan", "batch", "force", "img_size", "force_data", "input", "output_kind", "num_classes",
+            "allow_float")  # fmt: skip
 
 
 def add_export(commands: Any) -> argparse.ArgumentParser:
@@ -41,14 +42,23 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
                     "plan.json, report.json, report.html.",
     )  # fmt: skip
     export.add_argument(
-        "--model", default=DEFAULT, help=f"a name of `ptq4vit-onnx models`, or any timm ViT ({DEFAULT})"
-    )
+        "--model", default=DEFAULT, help=f"a name of `ptq4vit-onnx models`, a timm name, transformers:NAME, "
+                                         f"torchvision:NAME, or a folder with config.json ({DEFAULT})"
+    )  # fmt: skip
     export.add_argument("--output", "--out", type=Path, metavar="DIR", help="output folder (./MODEL_wKaK)")
     export.add_argument("--force", action="store_true", help="replace an earlier export")
     export.add_argument("--batch", type=batch_size, metavar="N", help="fix the batch size (dynamic)")
     export.add_argument("--img-size", metavar="N", help="height and width of images, 384 or 256x384 (the model's own)")
+    export.add_argument(
+        "--num-classes", type=not_negative, metavar="N", help="0 takes the classifier off (the model's own)"
+    )
+    export.add_argument("--output-kind", choices=get_args(AskedKind), default="auto",
+                        help="what the model returns: class logits, an embedding, or features as tokens and maps "
+                             "(auto: as the model tells)")  # fmt: skip
     export.add_argument("--input", choices=get_args(InputType), default="float",
                         help="of model.onnx: normalised floats [N, C, H, W] or bytes [N, H, W, C] (float)")  # fmt: skip
+    export.add_argument("--allow-float", action="store_true",
+                        help="leave products that cannot be integer in float, and name them (refused)")  # fmt: skip
     export.add_argument("--json", action="store_true", help="print report.json on standard output")
     weights = export.add_argument_group("weights").add_mutually_exclusive_group()
     weights.add_argument("--checkpoint", type=Path, metavar="FILE", help=".safetensors, .pth, .pt or .bin")
@@ -89,7 +99,12 @@ def _add_method(export: argparse.ArgumentParser) -> None:
             "of patch weights: errors go to the next pixel or not (diffused; with --paper nearest)",
         ),
         ("search", Search, "(fast)"),
-        ("labels", Labels, "of the calibration loss: all with random signs, or one (signs; with --paper sampled)"),
+        (
+            "labels",
+            Labels,
+            "of the calibration loss: all with random signs, or one (signs; with --paper sampled); outputs that are "
+            "not logits have signs always",
+        ),
     ):
         group.add_argument(f"--{name}", choices=get_args(choices), help=text)
     group.add_argument("--rounds", type=not_negative, metavar="N",

@@ -22,14 +22,13 @@ from ptq4vit_onnx.cli import export as cli_export
 from ptq4vit_onnx.cli import reproduce as cli_reproduce
 from ptq4vit_onnx.cli.arguments import Outcome
 from ptq4vit_onnx.cli.tables import table
-from ptq4vit_onnx.errors import ParityError, UserError
+from ptq4vit_onnx.errors import ParityError, UserError, is_out_of_memory
 from ptq4vit_onnx.models.specs import SPECS, find
 from ptq4vit_onnx.runtime import process
 
 EXIT_CODES = (
     "exit codes: 0 done, 1 parity failed, 2 something you can mend, 3 a defect of this program, 130 interrupted"
 )
-OUT_OF_MEMORY = "can't allocate memory"  # in the RuntimeError that torch raises
 TRACEBACK = "PTQ4VIT_ONNX_TRACEBACK"  # environment variable: print the traceback of an unexpected error
 
 
@@ -67,7 +66,7 @@ def _explain(error: BaseException, resumes: bool) -> int:
         case KeyboardInterrupt():
             again = ", run the same command again to resume" if resumes else ""
             return _complain(130, f"interrupted; nothing half-written{again}")
-        case _ if isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error):
+        case _ if is_out_of_memory(error):
             return _complain(2, "not enough memory; ask for a smaller --batch or fewer --images")
         case OSError():  # a full disk, no permission: cannot be checked in advance
             _drop_output()
@@ -208,7 +207,8 @@ def list_models(parsed: argparse.Namespace) -> int:
         weights = "embedded" if spec.embedded else f"timm {spec.timm}"
         rows.append((spec.name, spec.title, str(spec.size), f"{spec.top1:.2f}" if spec.top1 else "", weights))
     print_table(rows)
-    print("\nAny other timm model whose products can all be found is accepted by its timm name.")
+    print("\nAny other model whose products can all be found is accepted: by its timm name, as transformers:NAME or "
+          "torchvision:NAME, as a folder with config.json, or as an nn.Module in Python.")  # fmt: skip
     return 0
 
 

@@ -77,13 +77,28 @@ def classes_in(state: dict[str, Any]) -> int | None:
     return None
 
 
-def load_state(module: nn.Module, state: dict[str, Any], path: Path, name: str) -> None:
-    """Give the weights of `path` to the module, converted as timm does; name: of the model, for messages."""
+def _without_head(state: dict[str, Any], module: nn.Module) -> dict[str, Any]:
+    """The weights without those of the classifier, for a module that was built without one."""
+    config: Any = getattr(module, "pretrained_cfg", None)
+    named = config.get("classifier") if isinstance(config, dict) else None
+    heads = (named,) if isinstance(named, str) else tuple(named or ("head", "head.fc"))
+    own = module.state_dict()
+    prefixes = tuple(f"{head}." for head in heads)
+    return {key: value for key, value in state.items() if key in own or not key.startswith(prefixes)}
+
+
+def load_state(module: nn.Module, state: dict[str, Any], path: Path, name: str, headless: bool = False) -> None:
+    """Give the weights of `path` to the module, converted as timm does; name: of the model, for messages.
+
+    headless: the module was built without its classifier, whose weights are left out. That comes last: timm's
+    conversion tells old files by their head.
+    """
     filter_state = getattr(sys.modules[type(module).__module__], "checkpoint_filter_fn", None)
     try:
         state = filter_state(state, module) if filter_state else state
     except (LookupError, AttributeError, RuntimeError, ValueError, TypeError, AssertionError) as error:
         raise UserError(f"checkpoint {path} does not fit {name}: {one_line(error)}") from error
+    state = _without_head(state, module) if headless else state
     _require_match(name, path, module, state)
     module.load_state_dict(state)
     broken = [key for key, value in module.state_dict().items() if not value.isfinite().all()]
@@ -148,10 +163,13 @@ def _require_match(name: str, path: Path, module: nn.Module, state: dict[str, An
     ]  # fmt: skip
     found = [problem for problem in problems if problem]
     if found:
-        raise UserError(
-            f"checkpoint {path} does not fit {name}: {'; '.join(found)}; "
-            "is it of another architecture? (ptq4vit-onnx models)"
+        bare = all(key.startswith(("head.", "head_dist.", "fc_norm.")) for key in expected if key not in state)
+        advice = (
+            "if it has no head, give --num-classes 0"
+            if bare and found[0] == problems[0]
+            else ("is it of another architecture? (ptq4vit-onnx models)")
         )
+        raise UserError(f"checkpoint {path} does not fit {name}: {'; '.join(found)}; {advice}")
 
 
 def _listed(what: str, items: list[str]) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.network.answers import answers
+from ptq4vit_onnx.model_loading.trial import require_outputs, run_once
 from ptq4vit_onnx.network.calls import Call, NotAProductError, conv_call, linear_call, matmul_call, window_of
 from ptq4vit_onnx.network.dependencies import between, graph_alone, own_tensor
 from ptq4vit_onnx.network.tensor_tags import (
@@ -269,7 +269,7 @@ def require_all_integer(products: Products) -> None:
     if products.floats:
         raise UserError(
             f"{len(products.floats)} of {len(products.found)} products of this model cannot be computed in integers "
-            f"({_first_few(products.floats)}); replace them in the model, or export it with torch.onnx.export instead"
+            f"({_first_few(products.floats)}); give --allow-float to leave them in float, or replace them in the model"
         )
 
 
@@ -285,9 +285,8 @@ def discover_products(model: nn.Module, image: Tensor | np.ndarray[Any, Any]) ->
     depends on is not in the file. image: [1, C, H, W].
     """
     single = torch.as_tensor(image)[:1].detach()
-    found, outputs = _products_on(model, single)
-    _require_logits(outputs, 1)
-    lengths = {item.name: item.heads for item, _ in _products_on(model, single.repeat(2, 1, 1, 1))[0]}
+    found = _products_on(model, single)
+    lengths = {item.name: item.heads for item, _ in _products_on(model, single.repeat(2, 1, 1, 1))}
     reason = "the length of its third axis from behind depends on the number of images"
     steady = [
         item if lengths.get(item.name) == item.heads else FloatProduct(item.name, item.scope, reason)
@@ -299,8 +298,8 @@ def discover_products(model: nn.Module, image: Tensor | np.ndarray[Any, Any]) ->
 Found = list[tuple["Site | FloatProduct", Any]]
 
 
-def _products_on(model: nn.Module, images: Tensor) -> tuple[Found, tuple[Any, ...]]:
-    """(products between pixels and outputs, each with its operation; the outputs)."""
+def _products_on(model: nn.Module, images: Tensor) -> Found:
+    """The products between pixels and outputs, each with its operation; refuses outputs that are not [images, ..]."""
     seen: Found = []
 
     def note(call: Call) -> Tensor:
@@ -312,26 +311,24 @@ def _products_on(model: nn.Module, images: Tensor) -> tuple[Found, tuple[Any, ..
     def keep(what: Site | FloatProduct, plain: Callable[[], Tensor]) -> Tensor:
         out = plain()
         if not isinstance(out, Tensor):  # an LSTM returns several
-            raise UserError(f"cannot quantise this model: {what.reason if isinstance(what, FloatProduct) else what}")
+            reason = what.reason if isinstance(what, FloatProduct) else what
+            raise UserError(f"cannot quantise this model: {reason}; export it with torch.onnx.export instead")
         out = own_tensor(out)
         seen.append((what, out.grad_fn))
         return out
 
     pixels = images.clone().requires_grad_(True)
-    with graph_alone(), as_deployed(model), watching(model, note, keep_float):
-        outputs = answers(model, pixels)
-    inside = set().union(*(between(pixels, output) for output in outputs if isinstance(output, Tensor)))
-    return [(what, node) for what, node in seen if node in inside], outputs
-
-
-def _require_logits(outputs: tuple[Any, ...], images: int) -> None:
-    """Refuse what is not one tensor with one row of numbers per image."""
-    shapes = [list(item.shape) if isinstance(item, Tensor) else type(item).__name__ for item in outputs]
-    if len(outputs) != 1 or not isinstance(outputs[0], Tensor) or outputs[0].dim() != 2 or len(outputs[0]) != images:
-        raise UserError(
-            f"cannot quantise this model: its forward returns {', '.join(map(str, shapes)) or 'nothing'} for {images} "
-            "images, expected logits [images, classes]; wrap it in a module that returns such a tensor"
-        )
+    try:
+        with graph_alone(), as_deployed(model), watching(model, note, keep_float):
+            returned = model(pixels)
+    except UserError:
+        raise
+    except Exception:
+        run_once(model, images)  # says so in one line where the model fails by itself, too
+        raise
+    outputs = require_outputs(returned, len(images))
+    inside = set().union(*(between(pixels, output) for output in outputs))
+    return [(what, node) for what, node in seen if node in inside]
 
 
 def _distinct(found: list[Site | FloatProduct]) -> list[Site | FloatProduct]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Collection
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,16 @@ from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.plan_json import read_plan
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.plan.sites import Site
-from ptq4vit_onnx.request import IMG_SIZE, ImageSize, parse_size, size_text
+from ptq4vit_onnx.request import (
+    IMG_SIZE,
+    NUM_CLASSES,
+    OUTPUT_KIND,
+    AskedKind,
+    ExportRequest,
+    ImageSize,
+    parse_size,
+    size_text,
+)
 
 
 def load_plan(path: Path, spec: ModelSpec) -> ScalePlan:
@@ -37,6 +47,33 @@ def options_of(plan: ScalePlan) -> Options:
         raise UserError(f"the plan's options are not usable: {error}; calibrate again") from error
 
 
+def request_of(plan: ScalePlan, request: ExportRequest) -> ExportRequest:
+    """The request with all that a plan decides; refuses what contradicts it."""
+    return replace(
+        request,
+        options=options_of(plan),
+        img_size=size_of(plan, request.img_size),
+        num_classes=_classes_of(plan, request.num_classes),
+        output_kind=_kind_of(plan, request.output_kind),
+    )
+
+
+def _kind_of(plan: ScalePlan, asked: AskedKind) -> AskedKind:
+    """The kind of output that a plan was made for; a plan that does not say leaves it to the user."""
+    planned: Any = plan.options.get(OUTPUT_KIND, asked)
+    if asked not in ("auto", planned):
+        raise UserError(f"the plan was made for --output-kind {planned}, not for {asked}; leave --output-kind out")
+    return planned  # type: ignore[no-any-return]
+
+
+def _classes_of(plan: ScalePlan, asked: int | None) -> int | None:
+    planned: Any = plan.options.get(NUM_CLASSES)
+    if asked is not None and asked != planned:
+        made_for = "the model's own head" if planned is None else f"--num-classes {planned}"
+        raise UserError(f"the plan was made for {made_for}, not for {asked} classes; leave --num-classes out")
+    return planned  # type: ignore[no-any-return]
+
+
 def size_of(plan: ScalePlan, asked: ImageSize | None) -> ImageSize | None:
     """The size of images that a plan was made for, None for the model's own; refuses to apply it to another."""
     text = plan.options.get(IMG_SIZE)
@@ -47,13 +84,14 @@ def size_of(plan: ScalePlan, asked: ImageSize | None) -> ImageSize | None:
     return planned
 
 
-def require_plan_fits(plan: ScalePlan, model: LoadedModel, sites: list[Site]) -> None:
+def require_plan_fits(plan: ScalePlan, model: LoadedModel, sites: list[Site], floats: Collection[str] = ()) -> None:
+    """floats: the names of the model's products that cannot be integer."""
     if plan.weights != model.fingerprint:
         raise UserError(
             f"the plan was made for other weights of {plan.model} ({plan.weights[:12]}, these are "
             f"{model.fingerprint[:12]}); calibrate again without --plan"
         )
-    odd = sorted(set(plan.sites) ^ {site.name for site in sites})
+    odd = sorted((set(plan.sites) ^ {site.name for site in sites}) | (set(plan.floats) ^ set(floats)))
     if odd:
         raise UserError(f"the plan does not fit {plan.model}: {odd[0]} is in only one of them; calibrate again")
     for site in sites:

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ptq4vit_onnx.simulation.node_models import FLOAT, Constant, Kind, Model, Node, compute, frozen, kinds_of
+from ptq4vit_onnx.simulation.node_models import Constant, Model, Node, compute, frozen, kinds_of
+from ptq4vit_onnx.simulation.ort_convolutions import RuntimeConvolutions
 
 _SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
 _MEAN = {torch.mean, Tensor.mean}
@@ -37,12 +38,18 @@ class RuntimeFloats(TorchFunctionMode):
     float, and constants.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = RuntimeConvolutions()
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         kernel = _KERNELS.get(func)
         out = NotImplemented if kernel is None or not _floats(args) else kernel(*args, **kwargs)
+        if out is NotImplemented:
+            out = self.convolutions(func, args, kwargs)
         if out is NotImplemented:
             out = func(*args, **kwargs)
             if func is Tensor.contiguous:
@@ -123,22 +130,6 @@ def _reduced(operation: str, input: Tensor, dim: int | Sequence[int] | None, kee
     return out if keepdim else out.reshape([length for axis, length in enumerate(out.shape) if axis not in axes])
 
 
-def batch_norm(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    statistics = (weight, bias, running_mean, running_var)
-    if training or any(item is None for item in statistics):
-        return NotImplemented
-    return _run("BatchNormalization", [input, *statistics], epsilon=float(eps))  # type: ignore[list-item]
-
-
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As the exporter writes it: Gemm for a matrix with a bias, else MatMul and Add."""
     if input.dim() == 2 and bias is not None:
@@ -149,24 +140,6 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def matmul(input: Tensor, other: Tensor) -> Tensor:
     return _run("MatMul", [input, other])
-
-
-def conv(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-    groups: int = 1,
-) -> Any:  # fmt: skip
-    """Its weight is a constant, so that ONNX Runtime lays it out as in the file."""
-    if isinstance(padding, str) or input.dim() != weight.dim():
-        return NotImplemented
-    axes = weight.dim() - 2
-    strides, pads, steps = ([x] * axes if isinstance(x, int) else list(x) for x in (stride, padding, dilation))
-    options: dict[str, Any] = {"strides": strides, "pads": pads * 2, "dilations": steps, "group": groups}
-    options["kernel_shape"] = list(weight.shape[2:])
-    constants = [Constant(item) for item in (weight, bias) if item is not None]
-    names = ("x0", *(f"c{place}" for place in range(len(constants))))
-    node = Node("Conv", names, "y", frozen(options))
-    shape = (None, *input.shape[1:])
-    return compute(Model((node,), (Kind(shape, FLOAT),), tuple(constants)), [input])
 
 
 def interpolate(
@@ -196,7 +169,6 @@ _KERNELS: dict[Any, Callable[..., Any]] = {
     F.gelu: gelu,
     F.silu: silu,
     F.normalize: normalize,
-    F.batch_norm: batch_norm,
     F.linear: linear,
     F.interpolate: interpolate,
     F.adaptive_avg_pool2d: average_pool,
@@ -205,6 +177,5 @@ _KERNELS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_SUM, total),
     **dict.fromkeys(_NORM, length),
     **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.mm), matmul),
-    **dict.fromkeys((F.conv1d, F.conv2d, torch.conv1d, torch.conv2d), conv),
     **{func: lambda input, *_, operation=name, **__: _run(operation, [input]) for func, name in _UNARY.items()},
 }

@@ -126,7 +126,7 @@ def test_images_that_are_not_square_equal_timms_transform_bit_for_bit(
 def test_each_model_brings_the_rule_timm_would_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all specs, from timm's own table of its tags; building the larger ones would take minutes."""
     timm = import_timm()
-    from ptq4vit_onnx.model_loading.load import preprocessing_of
+    from ptq4vit_onnx.model_loading.timm_models import preprocessing_of
 
     class Configured:
         def __init__(self, config: Any) -> None:

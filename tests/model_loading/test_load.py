@@ -10,29 +10,13 @@ import pytest
 import torch
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.model_loading import load as loading
+from ptq4vit_onnx.model_loading import hub, timm_models
 from ptq4vit_onnx.model_loading.load import channels_of, fingerprint_of, load, resolve
 from ptq4vit_onnx.model_loading.timm_compat import declare_missing_torchvision_operators, import_timm
 from ptq4vit_onnx.models.specs import DIGITS_FOLDER, SPECS, ModelSpec
 
 WEIGHTS = DIGITS_FOLDER / "vit_digits.safetensors"
 TINY = ModelSpec("tiny", "vit_tiny_patch16_224", 224, "a small one")
-
-
-def test_a_model_without_a_classifier_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    timm = import_timm()
-    bare = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=0)
-    monkeypatch.setattr(loading, "build", lambda *_: bare)
-    with pytest.raises(UserError, match="tiny has no classifier head"):
-        load(TINY, random_weights=True)
-
-
-def test_a_pretrained_model_without_a_classifier_is_refused_before_it_is_fetched(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(import_timm(), "create_model", lambda *_, **__: pytest.fail("weights were asked for"))
-    with pytest.raises(UserError, match=r"vit_small_patch16_224\.dino has no classifier head"):
-        load(resolve("vit_small_patch16_224.dino"))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +43,7 @@ def test_a_model_that_cannot_take_the_image_size_is_refused_before_weights_are_f
     def fetch() -> None:
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr(loading, "_preferring_cache", fetch)
+    monkeypatch.setattr(timm_models, "preferring_cache", fetch)
     with pytest.raises(UserError, match=said) as caught:
         load(resolve(name), img_size=size)
     assert "\n" not in str(caught.value)
@@ -73,7 +57,7 @@ def test_pretrained_weights_for_another_image_size_are_said_to_be_resampled(monk
         asked.append((pretrained, options))
         return create(name, pretrained=False, **options)
 
-    monkeypatch.setattr(loading, "_hub_reachable", lambda: True)
+    monkeypatch.setattr(hub, "hub_reachable", lambda: True)
     monkeypatch.setattr(timm, "create_model", served)
     model = load(TINY, img_size=(160, 160))
     assert asked[-1] == (True, {"img_size": (160, 160)})
@@ -94,7 +78,7 @@ def pretrained_refusal(monkeypatch: pytest.MonkeyPatch, error: Exception, reacha
         raise error
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(loading, "_hub_reachable", lambda: reachable)
+    monkeypatch.setattr(hub, "hub_reachable", lambda: reachable)
     monkeypatch.setattr(import_timm(), "create_model", fail)
     with pytest.raises(UserError) as caught:
         load(resolve("deit_t"))
@@ -123,9 +107,9 @@ def test_a_hub_that_refuses_the_connection_is_not_reachable(monkeypatch: pytest.
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert not loading._hub_reachable()
+    assert not hub.hub_reachable()
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.invalid:3128")
-    assert loading._hub_reachable()
+    assert hub.hub_reachable()
 
 
 def test_random_weights_are_those_of_the_seed_and_leave_torchs_own_generator_alone() -> None:
@@ -160,7 +144,7 @@ def test_loaded_models_are_frozen_in_eval_mode(load_model: Callable[[str], Any])
 
 def test_every_spec_names_an_architecture_and_tag_that_timm_has() -> None:
     timm = import_timm()
-    architectures = loading.timm_architectures()
+    architectures = timm_models.timm_architectures()
     for spec in SPECS:
         if not spec.embedded:
             architecture, _, tag = spec.timm.partition(".")
@@ -172,7 +156,7 @@ def test_every_spec_names_an_architecture_and_tag_that_timm_has() -> None:
 
 def test_names_read_from_timms_files_are_those_it_registers() -> None:
     timm = import_timm()
-    read, registered = loading.timm_architectures(), set(timm.list_models())
+    read, registered = timm_models.timm_architectures(), set(timm.list_models())
     assert registered <= read
 
 

@@ -96,12 +96,13 @@ def test_random_weights_are_announced_before_anything_else(made_up: MadeUp) -> N
 
 def test_what_is_odd_about_the_inputs_is_a_banner_above_the_verdict(made_up: MadeUp) -> None:
     images = CalibrationImages(32, warnings=("all are <black>; give others", "no blue; why"))
-    inputs = replace(made_up.report.inputs, calibration_images=images, resampled="position table resampled")
+    inputs = replace(made_up.report.inputs, calibration_images=images, resampled="position table resampled",
+                     remarks=("no padding",))  # fmt: skip
     page = render(replace(made_up.report, inputs=inputs))
     text = text_of(page)
-    for said in ("All are <black>; give others.", "No blue; why.", "Position table resampled."):
+    for said in ("All are <black>; give others.", "No blue; why.", "Position table resampled.", "No padding."):
         assert text.index(said) < text.index("Passed")
-    assert page.count('class="banner" role="alert"') == 3
+    assert page.count('class="banner" role="alert"') == 4
 
 
 def test_a_failed_check_makes_the_verdict_a_failure_that_names_it(made_up: MadeUp) -> None:
@@ -124,7 +125,8 @@ def test_a_failed_check_makes_the_verdict_a_failure_that_names_it(made_up: MadeU
 
 
 def test_without_labels_there_is_no_accuracy_but_agreement(made_up: MadeUp) -> None:
-    versus = replace(made_up.report.against_float, agreement=90.0, top1_float=None, top1_quantised=None, drop=None)
+    versus: Any = made_up.report.against_float
+    versus = replace(versus, agreement=90.0, top1_float=None, top1_quantised=None, drop=None)
     proof = replace(made_up.report.proof, against_float=versus)
     text = text_of(render(replace(made_up.report, proof=proof)))
     assert "Top-1" not in text and "90.0 %" in text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from ptq4vit_onnx.runtime.bench import BenchResult, Timing
 if TYPE_CHECKING:
     from tests.report.conftest import MadeUp
 
-TITLES = ["model", "bits", "calibrated on", "sites found", "float parity", "kernels", "site parity", "replay",
+TITLES = ["model", "output", "bits", "calibrated on", "sites found", "float parity", "kernels", "site parity", "replay",
           "end to end", "against float", "top-1", "file", "size", "latency", "time"]  # fmt: skip
 
 
@@ -32,6 +32,7 @@ def test_every_row_is_a_sentence_of_what_was_measured(timed: Report) -> None:
     said = dict(rows(timed))
     assert list(said) == TITLES
     assert said["model"] == "vit_test"
+    assert said["output"] == "logits [n, 10]: its num_classes is 10"
     assert said["bits"] == "weights 8, activations 6"
     assert said["float parity"] == "2.0e-07 of the logits' scale, ONNX Runtime against torch (limit 0.0001)"
     assert said["kernels"] == "5 of 5 products in integers, 42 weights moved to be exact on every CPU"
@@ -51,9 +52,9 @@ def test_twins_and_channels_have_rows_where_they_were_chosen(timed: Report) -> N
     forms, channels = {"TwinGelu": 0.1, "Affine": 0.3}, Channels("norm", (1.0,), (0.0,))
     sites = {name: replace(site, forms=forms, channels=channels) for name, site in timed.plan.sites.items()}
     found = rows(replace(timed, plan=replace(timed.plan, sites=sites)))
-    assert [title for title, _ in found][4:6] == ["twins", "channels"]
-    assert found[4][1].startswith("2 of 5 softmax and GELU inputs take two ranges")
-    assert found[5][1].startswith("5 layers have their input channels centred and scaled")
+    assert [title for title, _ in found][5:7] == ["twins", "channels"]
+    assert found[5][1].startswith("2 of 5 softmax and GELU inputs take two ranges")
+    assert found[6][1].startswith("5 layers have their input channels centred and scaled")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,8 @@ def test_a_plan_that_was_given_says_what_it_was_calibrated_on(timed: Report) -> 
 
 
 def test_a_dry_run_says_so_and_has_no_accuracy(timed: Report) -> None:
-    versus = replace(timed.against_float, top1_float=None, top1_quantised=None, drop=None)
+    versus: Any = timed.against_float
+    versus = replace(versus, top1_float=None, top1_quantised=None, drop=None)
     inputs = replace(timed.inputs, weights_from="random")
     said = dict(rows(replace(timed, inputs=inputs, proof=replace(timed.proof, against_float=versus))))
     assert said["model"] == "vit_test with RANDOM WEIGHTS"
@@ -94,8 +96,10 @@ def test_a_dry_run_says_so_and_has_no_accuracy(timed: Report) -> None:
 
 def test_what_is_odd_about_the_inputs_is_said_right_below_the_model(timed: Report) -> None:
     images = replace(timed.inputs.calibration_images, warnings=("all are black; give others", "no blue; why"))
-    inputs = replace(timed.inputs, calibration_images=images, resampled="position table resampled")
-    assert rows(replace(timed, inputs=inputs))[:5] == [
-        ("model", "vit_test"), ("WARNING", "position table resampled"), ("WARNING", "all are black; give others"),
-        ("WARNING", "no blue; why"), ("bits", "weights 8, activations 6"),
+    inputs = replace(timed.inputs, calibration_images=images, resampled="position table resampled",
+                     remarks=("no padding",))  # fmt: skip
+    assert rows(replace(timed, inputs=inputs))[:6] == [
+        ("model", "vit_test"), ("WARNING", "position table resampled"), ("WARNING", "no padding"),
+        ("WARNING", "all are black; give others"), ("WARNING", "no blue; why"),
+        ("output", "logits [n, 10]: its num_classes is 10"),
     ]  # fmt: skip
