@@ -2,8 +2,8 @@
 
 fake         fake quantisation: accuracy without ONNX
 exact        exact integer sums: its outputs are the file's, bit for bit
-ort_kernels  ONNX Runtime's own LayerNorm, softmax and GELU inside the torch model
-ort_convolutions  ONNX Runtime's own convolutions, for products that stay in float
+ort_kernels  ONNX Runtime's own LayerNorm, softmax, GELU, .. inside the torch model
+node_models  the models of a node or two that they run
 """
 
 DOORS = ("fake",)  # what other rooms may import
