@@ -28,6 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import results
+from ptq4vit_onnx.graph.model_proto import load
 
 PHOTOS = results.ROOT / "models" / "photos"
 IMAGES, LIMIT = 4, 1800  # photos to calibrate on and to measure on; seconds for one export
@@ -36,7 +37,7 @@ COLUMNS = ("family", "model", "size", "output", "sites", "in integers", "exact",
 
 @dataclass(frozen=True)
 class Family:
-    """options: of the export. config: of a transformers model, from which its folder is made. remark: what is unusual."""
+    """options: of the export. config: of a transformers model; its folder is made of it. remark: what is unusual."""
 
     name: str
     model: str
@@ -164,7 +165,9 @@ def measure(family: Family, folder: Path, photos: Path, jobs: int) -> dict[str, 
     started = time.perf_counter()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment, cwd=results.ROOT)
-        found = _of_report(json.loads(done.stdout)) if done.returncode == 0 else {"error": _last_line(done.stderr)}
+        found = {"error": _last_line(done.stderr)}
+        if done.returncode == 0:
+            found = {**_of_report(json.loads(done.stdout)), "size": _size(folder / "export" / "float.onnx")}
     except subprocess.TimeoutExpired:
         found = {"error": f"more than {LIMIT} seconds"}
     shutil.rmtree(folder)
@@ -186,7 +189,6 @@ def _address(family: Family, folder: Path) -> str:
 def _of_report(report: Mapping[str, Any]) -> dict[str, Any]:
     products, parity, floats = report["kernels"]["products"], report["site_parity"], report["float_products"]
     return {
-        "size": report["preprocessing"]["size"] if "preprocessing" in report else None,
         "output": report["output"]["kind"],
         "sites": report["sites"],
         "float products": dict(floats),
@@ -198,6 +200,12 @@ def _of_report(report: Mapping[str, Any]) -> dict[str, Any]:
         "identical percent": report["end_to_end"]["identical"],
         "end to end": report["end_to_end"]["sentence"],
     }
+
+
+def _size(path: Path) -> list[int]:
+    """Height and width of the images that a float file takes."""
+    axes = load(path, weights=False).graph.input[0].type.tensor_type.shape.dim
+    return [axis.dim_value for axis in axes[2:]]
 
 
 def _last_line(text: str) -> str:
@@ -213,7 +221,7 @@ def _line(row: Mapping[str, Any]) -> str:
         f"float: {', '.join(list(floats)[:2])}{', ..' if len(floats) > 2 else ''}" if floats else "",
     ]
     cells = (
-        row["family"], row["model"], row["size"] or "", row["output"], row["sites"],
+        row["family"], row["model"], " x ".join(map(str, row["size"])), row["output"], row["sites"],
         f"{row['integer products']} of {row['products']}", f"{row['exact']} of {row['checked']}",
         f"{row['identical percent']:.4g} %", row["seconds"], "; ".join(word for word in words if word),
     )  # fmt: skip

@@ -162,7 +162,7 @@ class LearntQuery(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = self.patches(x).flatten(2).transpose(1, 2)
-        pooled = self.attention(self.probe.repeat(len(x), 1, 1), tokens, tokens)[0]
+        pooled = self.attention(self.probe.repeat(x.shape[0], 1, 1), tokens, tokens)[0]
         return self.head(pooled[:, 0])  # type: ignore[no-any-return]
 
 
@@ -185,7 +185,7 @@ class TokensFirst(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = self.patches(x).flatten(2).transpose(1, 2)
-        rows = self.layers(torch.cat([self.token.expand(len(x), -1, -1), tokens], 1))
+        rows = self.layers(torch.cat([self.token.expand(x.shape[0], -1, -1), tokens], 1))
         return self.head(rows[:, 0])  # type: ignore[no-any-return]
 
 

@@ -96,4 +96,6 @@ def _require_keys(given: Mapping[str, Any]) -> None:
 def _shape(size: Any, channels: int) -> tuple[int, ...]:
     """224, (height, width) or (channels, height, width) -> the last."""
     sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) not in (2, 3):
+        raise ValueError(f"{len(sides)} sides")
     return (channels, *sides) if len(sides) == 2 else sides

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ptq4vit_onnx.simulation.node_models import Constant, Model, Node, compute, frozen, kinds_of
-from ptq4vit_onnx.simulation.ort_convolutions import RuntimeConvolutions
+from ptq4vit_onnx.simulation.node_models import FLOAT, Constant, Kind, Model, Node, compute, frozen, kinds_of
 
 _SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
 _MEAN = {torch.mean, Tensor.mean}
@@ -38,18 +37,12 @@ class RuntimeFloats(TorchFunctionMode):
     float, and constants.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolutions = RuntimeConvolutions()
-
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         kernel = _KERNELS.get(func)
         out = NotImplemented if kernel is None or not _floats(args) else kernel(*args, **kwargs)
-        if out is NotImplemented:
-            out = self.convolutions(func, args, kwargs)
         if out is NotImplemented:
             out = func(*args, **kwargs)
             if func is Tensor.contiguous:
@@ -114,13 +107,28 @@ def average_pool(input: Tensor, output_size: Any) -> Any:
     return _reduced("ReduceMean", input, (-2, -1), True) if whole else NotImplemented
 
 
+def pool_windows(
+    input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Any:  # fmt: skip
+    """F.avg_pool2d."""
+    if ceil_mode or divisor_override is not None or input.dim() != 4:
+        return NotImplemented
+    kernel, strides, pads = (
+        [x, x] if isinstance(x, int) else list(x) for x in (kernel_size, stride or kernel_size, padding)
+    )
+    return _run("AveragePool", [input], kernel_shape=kernel, strides=strides, pads=pads * 2,
+                count_include_pad=int(count_include_pad))  # fmt: skip
+
+
 def _reduced(operation: str, input: Tensor, dim: int | Sequence[int] | None, keepdim: bool) -> Any:
     """Over some axes. ONNX Runtime moves a Transpose in front of it behind it, so the order of addition is that of the
     elements in memory before any permutation, also of one that torch has copied."""
     if dim is None:
         return NotImplemented
     x = getattr(input, "_ptq4vit_before_copy", input)
-    order = sorted(range(x.dim()), key=lambda axis: -x.stride(axis))
+    strides: tuple[int, ...] = x.stride()
+    order = sorted(range(x.dim()), key=lambda axis: -strides[axis])
     turned = x.permute(order)
     if not turned.is_contiguous():
         order, turned = list(range(x.dim())), input
@@ -128,6 +136,36 @@ def _reduced(operation: str, input: Tensor, dim: int | Sequence[int] | None, kee
     places = torch.tensor(sorted(order.index(axis) for axis in axes))
     out = _run(operation, [turned, places], keepdims=1).permute([order.index(axis) for axis in range(x.dim())])
     return out if keepdim else out.reshape([length for axis, length in enumerate(out.shape) if axis not in axes])
+
+
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """The identity stays what it is: a norm that was folded into the convolution before it."""
+    if running_mean is None or running_var is None or weight is None or bias is None or training:
+        return NotImplemented
+    if eps == 0.0 and not running_mean.any() and (running_var == 1).all() and (weight == 1).all() and not bias.any():
+        return input
+    statistics = [weight, bias, running_mean, running_var]
+    return _run("BatchNormalization", [input, *statistics], epsilon=float(eps))
+
+
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """As the exporter writes it: InstanceNormalization of the groups, then the channels' own weights and biases."""
+    grouped = [input.reshape(len(input), num_groups, -1), torch.ones(num_groups), torch.zeros(num_groups)]
+    out = _run("InstanceNormalization", grouped, epsilon=float(eps)).reshape(input.shape)
+    shape = (-1, *[1] * (input.dim() - 2))
+    out = out if weight is None else out * weight.reshape(shape)
+    return out if bias is None else out + bias.reshape(shape)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -140,6 +178,24 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def matmul(input: Tensor, other: Tensor) -> Tensor:
     return _run("MatMul", [input, other])
+
+
+def conv(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+    groups: int = 1,
+) -> Any:  # fmt: skip
+    """Its weight is a constant, so that ONNX Runtime lays it out as in the file."""
+    if isinstance(padding, str) or input.dim() != weight.dim():
+        return NotImplemented
+    axes = weight.dim() - 2
+    strides, pads, steps = ([x] * axes if isinstance(x, int) else list(x) for x in (stride, padding, dilation))
+    options: dict[str, Any] = {"strides": strides, "pads": pads * 2, "dilations": steps, "group": groups}
+    options["kernel_shape"] = list(weight.shape[2:])
+    constants = [Constant(item) for item in (weight, bias) if item is not None]
+    names = ("x0", *(f"c{place}" for place in range(len(constants))))
+    node = Node("Conv", names, "y", frozen(options))
+    shape = (None, *input.shape[1:])
+    return compute(Model((node,), (Kind(shape, FLOAT),), tuple(constants)), [input])
 
 
 def interpolate(
@@ -169,6 +225,9 @@ _KERNELS: dict[Any, Callable[..., Any]] = {
     F.gelu: gelu,
     F.silu: silu,
     F.normalize: normalize,
+    F.batch_norm: batch_norm,
+    F.group_norm: group_norm,
+    F.avg_pool2d: pool_windows,
     F.linear: linear,
     F.interpolate: interpolate,
     F.adaptive_avg_pool2d: average_pool,
@@ -177,5 +236,6 @@ _KERNELS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_SUM, total),
     **dict.fromkeys(_NORM, length),
     **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.mm), matmul),
+    **dict.fromkeys((F.conv1d, F.conv2d, torch.conv1d, torch.conv2d), conv),
     **{func: lambda input, *_, operation=name, **__: _run(operation, [input]) for func, name in _UNARY.items()},
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,8 @@ def spec_of(address: str) -> ModelSpec:
 
 def from_transformers(wanted: Wanted) -> Built:
     declare_missing_torchvision_operators()
-    with _quiet_library(), preferring_cache():
+    local = Path(wanted.spec.address).is_dir()
+    with _quiet_library(), nullcontext() if local else preferring_cache():
         config, cls = _architecture(wanted.spec)
         rule, remarks = _preprocessing(wanted, config)
         model, origin, pooled = _with_weights(wanted, cls, config)
@@ -81,7 +82,8 @@ def _architecture(spec: ModelSpec) -> tuple[Any, Any]:
         config = transformers.AutoConfig.from_pretrained(spec.address)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"no config.json for {spec.name}: {one_line(error)}; connect to the network, or give a folder that has one"
+            f"no config.json for {spec.name}: {one_line(error).rstrip('.')}; connect to the network, or give a folder "
+            "that has one"
         ) from error
     named = (getattr(config, "architectures", None) or [""])[0]
     family = config.model_type.removesuffix("_vision_model")
@@ -139,7 +141,7 @@ def _read(
             source, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True, **options
         )
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise UserError(f"no weights for {wanted.spec.name}: {one_line(error)}; {_WAYS}") from error
+        raise UserError(f"no weights for {wanted.spec.name}: {one_line(error).rstrip('.')}; {_WAYS}") from error
     return model, sorted(info["missing_keys"])
 
 
