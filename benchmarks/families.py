@@ -32,6 +32,7 @@ from ptq4vit_onnx.graph.model_proto import load
 
 PHOTOS = results.ROOT / "models" / "photos"
 IMAGES, LIMIT = 4, 1800  # photos to calibrate on and to measure on; seconds for one export
+CANDIDATES = 8  # of the search, which is cut short: with random weights only structure and parity count
 COLUMNS = ("family", "model", "size", "output", "sites", "in integers", "exact", "bit for bit", "seconds", "remark")
 
 
@@ -129,7 +130,7 @@ def main() -> None:
     for row in measured(todo, parsed.jobs):
         known[row["family"]] = row
         print(_line(row), flush=True)
-        results.write("families", _in_order(known), images=IMAGES)
+        results.write("families", _in_order(known), images=IMAGES, candidates=CANDIDATES)
     failed = [family.name for family in wanted if known.get(family.name, {}).get("error")]
     if failed:
         raise SystemExit(f"{len(failed)} of {len(wanted)} families failed: {', '.join(failed)}")
@@ -160,6 +161,7 @@ def measure(family: Family, folder: Path, photos: Path, jobs: int) -> dict[str, 
     folder.mkdir()
     command = [sys.executable, "-m", "ptq4vit_onnx", "export", "--model", _address(family, folder), "--random-weights",
                "--images", str(IMAGES), "--data", str(photos), "--output", str(folder / "export"), "--json",
+               "--candidates", str(CANDIDATES),
                *family.options]  # fmt: skip
     environment = os.environ | ({"OMP_NUM_THREADS": "1"} if jobs > 1 else {})
     started = time.perf_counter()
