@@ -167,7 +167,7 @@ def measure(family: Family, folder: Path, photos: Path, jobs: int) -> dict[str, 
     started = time.perf_counter()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment, cwd=results.ROOT)
-        found = {"error": _last_line(done.stderr)}
+        found: dict[str, Any] = {"error": _last_line(done.stderr)}
         if done.returncode == 0:
             found = {**_of_report(json.loads(done.stdout)), "size": _size(folder / "export" / "float.onnx")}
     except subprocess.TimeoutExpired:

@@ -241,12 +241,12 @@ def test_probabilities_in_one_range_of_six_bits_need_no_clip_and_pass(
     )
 
 
-def _requantising(scales: tuple[float, float, float]) -> Any:
+def _requantising(scales: tuple[float, ...]) -> Any:
     """A @ B of codes in ONNX Runtime, quantised behind: one kernel, QLinearMatMul."""
     helper, constants = onnx.helper, []
     for name, scale in zip("aby", scales, strict=True):
-        constants.append(onnx.numpy_helper.from_array(np.float32(scale), f"{name}_scale"))
-        constants.append(onnx.numpy_helper.from_array(np.uint8(128), f"{name}_zero"))
+        constants.append(onnx.numpy_helper.from_array(np.asarray(scale, np.float32), f"{name}_scale"))
+        constants.append(onnx.numpy_helper.from_array(np.asarray(128, np.uint8), f"{name}_zero"))
     nodes = [
         helper.make_node("DequantizeLinear", [side, f"{side}_scale", f"{side}_zero"], [f"{side}_float"])
         for side in "ab"
