@@ -111,10 +111,16 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, o
     return input / length(input, 2, dim, True).clamp_min(eps).expand_as(input)
 
 
-def average_pool(input: Tensor, output_size: Any, axes: tuple[int, ...] = (-2, -1)) -> Any:
-    """F.adaptive_avg_pool2d or 1d to one value, which the exporter writes as a mean."""
-    whole = output_size in (1, (1,) * len(axes), [1] * len(axes))
-    return _reduced("ReduceMean", input, axes, True) if whole else NotImplemented
+def average_pool(input: Tensor, output_size: Any) -> Any:
+    """F.adaptive_avg_pool2d to one value, which the exporter writes as a mean."""
+    whole = output_size in (1, (1, 1), [1, 1])
+    return _reduced("ReduceMean", input, (-2, -1), True) if whole else NotImplemented
+
+
+def average_row(input: Tensor, output_size: Any) -> Any:
+    """F.adaptive_avg_pool1d to one value: a mean, behind which ONNX Runtime moves no Transpose."""
+    whole = output_size in (1, (1,), [1])
+    return _run("ReduceMean", [input, torch.tensor([-1])], keepdims=1) if whole else NotImplemented
 
 
 def pool_windows(
@@ -247,7 +253,7 @@ _KERNELS: dict[Any, Callable[..., Any]] = {
     F.linear: linear,
     F.interpolate: interpolate,
     F.adaptive_avg_pool2d: average_pool,
-    F.adaptive_avg_pool1d: partial(average_pool, axes=(-1,)),
+    F.adaptive_avg_pool1d: average_row,
     **dict.fromkeys(_SOFTMAX, softmax),
     **dict.fromkeys(_MEAN, mean),
     **dict.fromkeys(_SUM, total),
