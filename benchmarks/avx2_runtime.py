@@ -5,7 +5,8 @@
 
 For figures, and proofs of exactness, that hold without AVX-512 and VNNI, from an x86-64 Linux machine that has them.
 A program learns from the instruction XGETBV which registers the operating system keeps; in the copy it is replaced by
-the answer "up to AVX", upon which ONNX Runtime takes its AVX2 kernels. That it does is shown, not believed: two
+the answer "up to AVX", upon which ONNX Runtime takes its AVX2 kernels. CPUs that have VNNI also among the instructions
+of AVX are asked for it by CPUID; the copy overlooks the answer. That it does is shown, not believed: two
 products of 255 * 127 next to each other must saturate 16 bits, as they do on AVX2 alone.
 """
 
@@ -20,7 +21,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 MARK = "limited_to_avx2"
-ASK, ANSWER = b"\x31\xc9\x0f\x01\xd0", b"\x31\xc9\xb0\x07\x90"  # xor ecx, ecx; xgetbv -> xor ecx, ecx; mov al, 7; nop
+CHANGES = {
+    b"\x31\xc9\x0f\x01\xd0": b"\x31\xc9\xb0\x07\x90",  # xor ecx, ecx; xgetbv -> xor ecx, ecx; mov al, 7; nop
+    # mov ecx, 1; cpuid; test al, 16 (AVX-VNNI) -> mov ecx, 1; cpuid; test al, 0
+    b"\xb9\x01\x00\x00\x00\x0f\xa2\xa8\x10": b"\xb9\x01\x00\x00\x00\x0f\xa2\xa8\x00",
+}
 EXACT, SATURATED = 2 * 255 * 127, 2**15 - 1
 PROBE = """
 import numpy as np, onnx, onnxruntime
@@ -35,16 +40,19 @@ print(session.run(None, {"a": np.full((1, 4), 255, np.uint8)})[0][0, 0])
 
 
 def limit(folder: Path) -> int:
-    """Copy onnxruntime into `folder` and replace the question; returns how often it is asked."""
+    """Copy onnxruntime into `folder` and replace the questions; returns how often they are asked."""
     found = find_spec("onnxruntime")
     assert found is not None and found.origin is not None
     copy = folder / "onnxruntime"
     shutil.copytree(Path(found.origin).parent, copy, dirs_exist_ok=True)
     (library,) = (copy / "capi").glob("onnxruntime_pybind11_state*.so")
     binary = library.read_bytes()
-    library.write_bytes(binary.replace(ASK, ANSWER))
+    places = sum(binary.count(ask) for ask in CHANGES)
+    for ask, answer in CHANGES.items():
+        binary = binary.replace(ask, answer)
+    library.write_bytes(binary)
     (copy / MARK).touch()
-    return binary.count(ASK)
+    return places
 
 
 def product(folder: Path | None) -> int:

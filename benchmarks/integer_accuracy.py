@@ -22,12 +22,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import real_data
 from ptq4vit_onnx.calibration.calibrate import calibrate
-from ptq4vit_onnx.evaluation import metrics
 from ptq4vit_onnx.files.provenance import versions
 from ptq4vit_onnx.float_export.exporter import export_float
 from ptq4vit_onnx.graph.model_proto import file_bytes, load, save_model
 from ptq4vit_onnx.network.discovery import discover
 from ptq4vit_onnx.network.tape import record
+from ptq4vit_onnx.output_kinds import metrics
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.plan_json import write_plan
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
@@ -73,7 +73,7 @@ def rows(name: str, bits: list[int], folds: list[int], limit: int | None, paper:
         simulated = simulate_exactly(model.module, plan, layout_of(load(path), plan), images)
         in_torch = simulate(model.module, plan, images)
         logits = run(path, images)
-        end = check_end_to_end(logits, simulated, coin_toss=False)
+        end = check_end_to_end((logits,), (simulated,), coin_toss=False)
         cells = (
             name, f"W{k}A{k}", f"{metrics.top1(reference, labels):.1f}", f"{metrics.top1(simulated, labels):.1f}",
             f"{metrics.top1(logits, labels):.1f}", f"{end.agreement:.1f}", f"{end.identical:.1f}",

@@ -19,8 +19,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import real_data
 from ptq4vit_onnx.calibration.calibrate import calibrate
-from ptq4vit_onnx.evaluation import metrics
 from ptq4vit_onnx.network.tape import record
+from ptq4vit_onnx.output_kinds import metrics
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.runtime import process
 from ptq4vit_onnx.simulation.fake import simulate

@@ -33,7 +33,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import avx2_runtime, real_data
 from ptq4vit_onnx.calibration.calibrate import plan_site
-from ptq4vit_onnx.evaluation import metrics
 from ptq4vit_onnx.files.provenance import versions
 from ptq4vit_onnx.float_export.exporter import export_float
 from ptq4vit_onnx.graph.model_proto import load as load_file
@@ -43,6 +42,7 @@ from ptq4vit_onnx.images.loading import ImageSet
 from ptq4vit_onnx.model_loading.load import LoadedModel, load, resolve
 from ptq4vit_onnx.network.discovery import discover
 from ptq4vit_onnx.network.tape import record
+from ptq4vit_onnx.output_kinds import metrics
 from ptq4vit_onnx.passes.drop_unread_rows import DropUnreadRows
 from ptq4vit_onnx.passes.work import Work
 from ptq4vit_onnx.plan.options import Options

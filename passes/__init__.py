@@ -27,6 +27,7 @@ from ptq4vit_onnx.passes.quantize_activations import QuantizeActivations
 from ptq4vit_onnx.passes.quantize_pixels import QuantizePixels
 from ptq4vit_onnx.passes.quantize_weights import QuantizeWeights
 from ptq4vit_onnx.passes.restore_head_scales import RestoreHeadScales
+from ptq4vit_onnx.passes.separate_readers import SeparateReaders
 from ptq4vit_onnx.passes.shape_biases import ShapeBiases
 from ptq4vit_onnx.passes.split_gelu import SplitGelu
 from ptq4vit_onnx.passes.split_outliers import SplitOutliers
@@ -57,6 +58,7 @@ PASSES: tuple[type[Pass], ...] = (
     SplitSoftmax,  # after the right side is quantised: both branches read the same one
     SplitGelu,  # for the same reason
     CarryBytes,  # when all QuantizeLinear are in the graph
+    SeparateReaders,  # when every QuantizeLinear stands where it stays
     PackWeights,  # late: SplitGelu reads the codes
     Tidy,  # last: sorts, and checks that no planned side was left out
 )

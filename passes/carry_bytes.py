@@ -31,8 +31,9 @@ class CarryBytes(Pass):
 
     The codes are the same, because rounding is element-wise. Stops at a tensor that somebody else reads as
     floats, and at operations that pick a part of their input: quantising what is thrown away would cost
-    more. A roll (Concat of the two Slices of one tensor) moves all of its input, so it is passed. A QuantizeLinear
-    with several scales, which are those of an axis, stays where it is.
+    more. A roll (Concat of the two Slices of one tensor) moves all of its input, so it is passed. So are the windows of
+    a convolution that overlap, which hold most pixels several times; their padding becomes the code of zero. A
+    QuantizeLinear with several scales, which are those of an axis, stays where it is.
     """
 
     requires = ("DropNoOps", "FoldHeadScales", "QuantizeActivations", "SplitSoftmax", "SplitGelu")
@@ -74,6 +75,8 @@ def _swap(quantize: gs.Node, last: gs.Node, top: gs.Tensor, bottom: gs.Tensor, p
     quantize.inputs[0] = top
     read_instead(first_movers, top, lifted)
     maker.outputs = [codes]
+    for node in (item for _, movers in passed for item in movers if item.op == "Pad"):
+        node.inputs[2] = quantize.inputs[2]
 
 
 def _clip_behind(quantize: gs.Node) -> gs.Node | None:
@@ -92,7 +95,15 @@ def _movement_above(tensor: gs.Tensor, readers: list[gs.Node], shown: set[int]) 
         return None
     if node.op in REARRANGING and all(isinstance(item, gs.Constant) for item in node.inputs[1:]):
         return node.inputs[0], [node]
-    return _roll(node)
+    if node.name.endswith("/windows/Pad"):
+        return node.inputs[0], [node]
+    return _windows(node) if node.name.endswith("/windows/Concat") else _roll(node)
+
+
+def _windows(node: gs.Node) -> MovedTensor:
+    """Concat(Slice(x, ..), Slice(x, ..), ..) of `overlapping_windows`: x and the Slices."""
+    slices = [item.inputs[0] for item in node.inputs]
+    return slices[0].inputs[0], slices
 
 
 def _roll(node: gs.Node) -> MovedTensor | None:

@@ -1,4 +1,4 @@
-"""Turn the patch embedding into a product."""
+"""Turn convolutions into products."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import onnx_graphsurgeon as gs
 from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.product_invariants import matrix_products
 from ptq4vit_onnx.passes.tensors import only_reader, replace_tensor, shape_of, values_of, whole_lengths
+from ptq4vit_onnx.passes.windows import Geometry, overlapping_windows, patches, pixels
 from ptq4vit_onnx.passes.work import Product, Violation, Work, integers, invariant
-from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
+from ptq4vit_onnx.plan.quantizers.patch_order import flat_kernels
 
 
 @invariant("no planned product is a convolution")
@@ -20,16 +21,23 @@ def products_are_no_convolutions(work: Work) -> Iterator[Violation]:
 
 
 class EmbedPatches(Pass):
-    """A convolution whose patches do not overlap is a product over flattened patches.
+    """A convolution is a product over its windows. Those of a patch embedding lie side by side:
 
         image -> Conv -> [batch, channels, rows, columns]     becomes
         image -> Reshape -> Transpose -> Reshape -> Transpose -> Reshape -> MatMul -> Add -> [batch, patches, channels]
 
     The second Transpose puts far inputs side by side (see `pair_far_inputs`). One Transpose could do both, but would
     move single bytes along seven axes, which takes ONNX Runtime six times as long.
+    Of a kernel of a single pixel, whatever its stride, the channels become the last axis:
+
+        image -> [Slice ->] Reshape -> Transpose -> MatMul -> Add
+
+    Windows that overlap are put together from pixels, one Slice for each place of the kernel:
+
+        image -> Transpose -> [Pad ->] Slice, Slice, .. -> Concat -> Reshape -> MatMul -> Add
+
     A Transpose, or Reshape and Transpose, that follows and makes channels the last axis is dropped: they are the last.
-    Refuses kernels that differ from the stride, padding, groups, and images that are no whole number of
-    patches.
+    Refuses groups, images of unknown size, and those that are no whole number of patches.
     """
 
     # DropUnreadRows reads shapes and the order of nodes, which this pass does not keep up
@@ -44,50 +52,39 @@ class EmbedPatches(Pass):
 
     def _embed(self, work: Work, product: Product) -> None:
         conv, site = product.node, product.site
-        image, weight = conv.inputs[0], values_of(conv.inputs[1])
-        channels, depth, height, width = weight.shape
-        rows, columns = self._grid(conv, site)
-        shape = integers(0, depth, rows, height, columns, width)
-        patches = work.add("Reshape", f"{site}/patches/Reshape", [image, work.constant(f"{site}/patches/split", shape)])
-        patches = work.add("Transpose", f"{site}/patches/Transpose", [patches], perm=[0, 2, 4, 1, 3, 5])
-        patches = _flatten(work, site, patches, rows * columns, depth * height * width)
-        matrix = np.ascontiguousarray(pair_far_inputs(weight.reshape(channels, -1)).T)
-        out = work.add("MatMul", f"{site}/MatMul", [patches, gs.Constant(f"{site}/float_weight", matrix)])
+        weight, geometry = values_of(conv.inputs[1]), self._geometry(conv, site)
+        rows, columns = geometry.grid
+        if not geometry.tiles:
+            rows_of_inputs = overlapping_windows(work, site, conv.inputs[0], geometry)
+        elif geometry.kernel == (1, 1):
+            rows_of_inputs = pixels(work, site, conv.inputs[0], geometry)
+        else:
+            rows_of_inputs = patches(work, site, conv.inputs[0], geometry)
+        matrix = np.ascontiguousarray(flat_kernels(weight, geometry.tiles).T)
+        out = work.add("MatMul", f"{site}/MatMul", [rows_of_inputs, gs.Constant(f"{site}/float_weight", matrix)])
         product.node = out.inputs[0]
         if len(conv.inputs) > 2:
             out = work.add("Add", f"{site}/Add", [out, conv.inputs[2]])
-        _hand_over(work, conv, out, (rows, columns, channels))
+        _hand_over(work, conv, out, (rows, columns, len(weight)))
 
-    def _grid(self, conv: gs.Node, site: str) -> tuple[int, int]:
-        kernel = list(values_of(conv.inputs[1]).shape[2:])
-        whole = (
-            list(conv.attrs.get("strides", [1, 1])) == kernel
-            and not any(conv.attrs.get("pads", [0]))
-            and conv.attrs.get("group", 1) == 1
-            and set(conv.attrs.get("dilations", [1])) == {1}
-        )
-        if not whole:
+    def _geometry(self, conv: gs.Node, site: str) -> Geometry:
+        """Of a convolution that can be a product."""
+        down, across = values_of(conv.inputs[1]).shape[2:]
+        if conv.attrs.get("group", 1) != 1 or conv.attrs.get("auto_pad", "NOTSET") != "NOTSET":
             raise self.refuse(
-                site,
-                conv.name,
-                f"expected a convolution of stride {kernel} without padding, "
-                f"dilation or groups, got {dict(conv.attrs)}",
+                site, conv.name, f"expected a convolution without groups or automatic padding, got {dict(conv.attrs)}"
             )
-        size = shape_of(conv.inputs[0])[2:]
+        size = shape_of(conv.inputs[0])[1:]
         lengths = whole_lengths(size)
-        if lengths is None or lengths[0] % kernel[0] or lengths[1] % kernel[1]:
-            raise self.refuse(site, conv.name, f"image {size} is no whole number of patches {kernel}")
-        return lengths[0] // kernel[0], lengths[1] // kernel[1]
-
-
-def _flatten(work: Work, site: str, patches: gs.Variable, count: int, inputs: int) -> gs.Variable:
-    """[batch, count, inputs], in the order of `pair_far_inputs`."""
-    if inputs % 2 == 0:
-        halves = work.constant(f"{site}/patches/halves", integers(0, count, 2, inputs // 2))
-        patches = work.add("Reshape", f"{site}/patches/Reshape_1", [patches, halves])
-        patches = work.add("Transpose", f"{site}/patches/Transpose_1", [patches], perm=[0, 1, 3, 2])
-    flat = work.constant(f"{site}/patches/flat", integers(0, count, inputs))
-    return work.add("Reshape", f"{site}/patches/Reshape_2", [patches, flat])
+        if lengths is None:
+            raise self.refuse(site, conv.name, f"the image's size {size} is not known")
+        geometry = Geometry(
+            lengths[0], (lengths[1], lengths[2]), (down, across), tuple(conv.attrs.get("strides", [1, 1])),
+            tuple(conv.attrs.get("pads", [0] * 4)), tuple(conv.attrs.get("dilations", [1, 1])),
+        )  # fmt: skip
+        if geometry.tiles and geometry.kernel != (1, 1) and (lengths[1] % down or lengths[2] % across):
+            raise self.refuse(site, conv.name, f"image {size} is no whole number of patches {[down, across]}")
+        return geometry
 
 
 def _hand_over(work: Work, conv: gs.Node, out: gs.Variable, grid: tuple[int, int, int]) -> None:

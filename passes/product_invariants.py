@@ -15,7 +15,7 @@ from ptq4vit_onnx.plan.sites import Kind
 
 # Between QuantizeLinear and DequantizeLinear: bytes are moved, limited, shifted and read as signed ones;
 # the two branches of a twin are told apart by Mul and Sub; a roll ends in a Concat.
-_ON_BYTES = REARRANGING_OR_PICKING | {"Concat", "Clip", "Add", "Cast"}
+_ON_BYTES = REARRANGING_OR_PICKING | {"Concat", "Pad", "Clip", "Add", "Cast"}
 _ON_BYTES_OF_TWINS = _ON_BYTES | {"Mul", "Sub"}
 
 

@@ -41,7 +41,7 @@ class Tidy(Pass):
     Refuses to end while a planned side still carries floats.
     """
 
-    requires = ("DropNoOps", "CarryBytes", "PackWeights")
+    requires = ("DropNoOps", "CarryBytes", "SeparateReaders", "PackWeights")
     ensures = (nodes_are_sorted, all_sides_are_done, types_are_forgotten, done_sides_carry_codes)
 
     def apply(self, work: Work) -> int:

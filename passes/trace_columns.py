@@ -74,7 +74,10 @@ def _heads_of_columns(
     first = source.shape[0]
     shape = [first if isinstance(first, int) else 1, *lengths]
     numbers = np.broadcast_to(np.arange(shape[-1], dtype=np.int64), shape)
-    arrived = _run(moves, multiplications, source, end, numbers)
+    try:
+        arrived = _run(moves, multiplications, source, end, numbers)
+    except ValueError:  # images and tokens share the first axis (behind a BatchNorm1d): one row is no whole image
+        return None
     if arrived.ndim < 3 or arrived.shape[-3] != head_count:
         return None
     heads = np.full(shape[-1], -1)

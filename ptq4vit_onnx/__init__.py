@@ -10,14 +10,14 @@ report        what an export measured
 proof         does the file compute what the plan promised?
 calibration   recordings -> plan            simulation    the plan on the torch model
 float_export  torch -> float ONNX           passes        float ONNX + plan -> integer ONNX
-evaluation    accuracy, agreement, divergence
+evaluation    accuracy, and the distance from a reference
 network       the torch model, its products, what they multiply
 model_loading a name or a file -> a torch module with weights
 runtime       ONNX Runtime and this process
 graph         reading ONNX files
 images        images, prepared as the model wants them
 plan          the waist: sites, quantizers, options, the scale plan
-output_kinds  logits, embedding, features: what an error of each costs
+output_kinds  logits, embedding, features: what an error of each costs, how each is measured
 files         outputs that are whole, where results came from
 models        what can be quantised by name
 request, limits, progress, errors    what was asked for, how much may be asked for, bars, mistakes

@@ -52,6 +52,7 @@ def export(
     img_size: AnySize | None = None,
     force_data: bool = False,
     input: InputType = "float",
+    allow_float: bool = False,
     method: Preset | None = None,
     progress: Progress = silent,
     **options: Any,
@@ -69,9 +70,10 @@ def export(
     instead of calibrating; it decides the bits, the method and most options. img_size: of the images, 384 or (height,
     width); the position table is resampled to it. force_data: calibrate also on images that are all equal or of one
     colour, which is an error otherwise. input: of model.onnx, normalised floats [n, C, H, W] or "uint8", the bytes
-    [n, H, W, C] of a decoder. method: "ptq4vit" (the default), exactly
-    as published ("paper"), or the paper's Base PTQ ("base"). options: fields of ptq4vit_onnx.plan.options.Options,
-    e.g. images=32, seed=0. The report's `to_data()` is what report.json holds.
+    [n, H, W, C] of a decoder. allow_float: leave products that cannot be computed in integers (depthwise convolutions,
+    stems of few channels) in float and name them, which is an error otherwise. method: "ptq4vit" (the default),
+    exactly as published ("paper"), or the paper's Base PTQ ("base"). options: fields of
+    ptq4vit_onnx.plan.options.Options, e.g. images=32, seed=0. The report's `to_data()` is what report.json holds.
 
     torch, logging, warnings and the environment are afterwards as before. torch's threads sleep while they wait if
     this is the first import of torch; glibc keeps freed memory for the next tensor from then on.
@@ -87,7 +89,7 @@ def export(
         called, bits, weight_bits=weight_bits, activation_bits=activation_bits, data=data, output=output,
         checkpoint=checkpoint, random_weights=random_weights, plan=plan, batch=batch, force=force, img_size=img_size,
         force_data=force_data, input=input, output_kind=output_kind, num_classes=num_classes, given=given,
-        method=method, **options,
+        allow_float=allow_float, method=method, **options,
     )  # fmt: skip
     return run(request, progress)
 
@@ -100,18 +102,21 @@ def evaluate(
     images: int | None = None,
     where: str | None = None,
     skip_unreadable: bool = False,
+    gallery: AnyPath | None = None,
     threads: int = 0,
     batch: int = 8,
     progress: Progress = silent,
 ) -> Evaluations:
-    """Accuracy of ONNX models on the images of `data`, and their agreement with a reference.
+    """Accuracy of ONNX models on the images of `data`, and their distance from a reference, by their output kind.
 
     data: an ImageFolder tree, a folder with labels.csv, a folder of images, .npy or .npz; None: the test
     images of an embedded model, or, for a model that takes RGB photographs, crops of photos that ship with the package
     and were not calibrated on, as the plan.json next to a model tells; they have no labels. Images are prepared as each
     model's metadata says. reference: a float file of the same model; without one, the first model. images: use only as
     many, picked at random but always alike. where: "COLUMN=VALUE" keeps some rows of a labels.csv. skip_unreadable: do
-    without images that are damaged or missing, instead of raising. threads: 0 is all cores.
+    without images that are damaged or missing, instead of raising. gallery: labelled images, as `data`, that the
+    neighbours of an embedding are looked up in, for k-NN accuracy; without it, those of `data` itself, each without
+    itself. threads: 0 is all cores.
 
     >>> evaluate(["float.onnx", "model.onnx"], "validation").models[1].drop
     """
@@ -128,7 +133,8 @@ def evaluate(
             require_reference_of(file, compared)
     plans = tuple(_plan_beside(file) for file in files if data is None and not (file.embedded or is_float(file)))
     source = _source(data, images, where, skip_unreadable, plans)
-    return evaluate_files(files, source, compared, threads, batch, progress)
+    looked_up = None if gallery is None else _source(gallery, None, None, skip_unreadable, ())
+    return evaluate_files(files, source, compared, threads, batch, progress, looked_up)
 
 
 def check_parity(
@@ -137,9 +143,11 @@ def check_parity(
     data: AnyPath | None = None,
     *,
     plan: AnyPath | None = None,
-    min_agreement: float = 0.99,
+    min_agreement: float | None = None,
     max_drop: float | None = None,
     max_kl: float | None = None,
+    min_cosine: float | None = None,
+    min_worst_cosine: float | None = None,
     images: int | None = None,
     where: str | None = None,
     skip_unreadable: bool = False,
@@ -150,12 +158,15 @@ def check_parity(
     """Whether a quantised model runs in integers, computes what its plan says, and agrees with the float model.
 
     reference: the float.onnx of the same export. plan: its plan.json; the one next to `model` if any.
-    min_agreement: a share of the images, 0..1. max_drop: points of top-1, needs labels. max_kl: nats.
+    Limits, None for the output kind's default: min_agreement, a share of the images, 0..1: of equal predictions
+    (logits, 0.99), or of those that keep their nearest neighbour (embedding, no limit). max_kl (logits): nats.
+    max_drop: points of top-1 (logits) or of k-NN accuracy (embedding), needs labels. min_cosine (embedding, features):
+    to the float outputs, the mean over images or tokens (0.99); min_worst_cosine: of the worst image or token.
     data, images, where, skip_unreadable, threads: as in `evaluate`.
 
     >>> check_parity("model.onnx", "float.onnx", "validation").passed
     """
-    limits = Limits(min_agreement, max_drop, max_kl)
+    limits = Limits(min_agreement, max_drop, max_kl, min_cosine, min_worst_cosine)
     require_running(threads, batch)
     file, compared = read_model_file(Path(model)), read_model_file(Path(reference))
     beside = file.path.with_name("plan.json")

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from ptq4vit_onnx import __version__
 from ptq4vit_onnx.calibration.journal import Journal
 from ptq4vit_onnx.files.outputs import require_free, require_outside, whole_folder
 from ptq4vit_onnx.files.provenance import versions
+from ptq4vit_onnx.graph.model_proto import load as read_proto
 from ptq4vit_onnx.graph.model_proto import save_model
 from ptq4vit_onnx.images.builtin import BUILT_IN, IMAGES_FROM
 from ptq4vit_onnx.images.choice import ChosenImages, choose_images, require_images
 from ptq4vit_onnx.images.inspection import inspect_images, require_usable
 from ptq4vit_onnx.images.loading import ImageSet
+from ptq4vit_onnx.model_loading.batch_norms import with_batch_norms_folded
 from ptq4vit_onnx.model_loading.load import LoadedModel, channels_of, load_for, spec_for
 from ptq4vit_onnx.network.plan_fit import load_plan, request_of, require_channels_fold, require_plan_fits
 from ptq4vit_onnx.plan.evidence import SiteEvidence
@@ -74,28 +77,31 @@ def _run(
     clock: _Clock, progress: Progress,
 ) -> Report:  # fmt: skip
     from ptq4vit_onnx.float_export.exporter import export_float
-    from ptq4vit_onnx.network.discovery import discover
+    from ptq4vit_onnx.network.discovery import discover_products, require_all_integer
 
-    calibration = images.calibration
-    sites = discover(model.module, calibration.images[:1])
+    calibration, loaded = images.calibration, model
+    model = with_batch_norms_folded(model, calibration.images[:1])
+    products = discover_products(model.module, calibration.images[:1])
+    sites, floats = products.sites, {item.name: item.reason for item in products.floats}
+    if not (request.allow_float or (known_plan and known_plan.floats)):
+        require_all_integer(products)
     if known_plan is not None:
-        require_plan_fits(known_plan, model, sites)
+        require_plan_fits(known_plan, model, sites, floats)
         require_channels_fold(known_plan, model, sites, calibration.images[:1])
     with clock("float export"):
-        float_model = export_float(model, sites, request.batch)
-        float_path = save_model(float_model, staging / "float.onnx")
+        float_path = save_model(export_float(model, products.found, request.batch), staging / "float.onnx")
     with clock("float parity"):
-        parity = float_parity(model, float_path, calibration.images)
+        parity = float_parity(loaded, float_path, calibration.images)
     with clock("calibrate"):
         names = [site.name for site in sites]
         plan, evidence = (known_plan, {}) if known_plan else make_plan(request, model, calibration, names, progress)
+        plan = replace(plan, floats=floats)
         write_plan(plan, staging / "plan.json")
     from ptq4vit_onnx.proof.prove import prove, quantize_model
     from ptq4vit_onnx.runtime.bench import bench
 
     with clock("passes"):
-        path, passes = quantize_model(float_model, plan, staging / "model.onnx", request.input)
-        del float_model
+        path, passes = quantize_model(read_proto(float_path), plan, staging / "model.onnx", request.input)
     with clock("prove"):
         proof = prove(path, float_path, plan, model, images, progress)
     with clock("time"):

@@ -38,7 +38,7 @@ class ExportRequest:
 
     img_size None: the model's own. force_data: calibrate also on images that are all equal or of one colour. input: of
     model.onnx; float.onnx stays as torch exports it. num_classes None: the model's own head, 0: none. given: the model
-    itself, `model` is its name then.
+    itself, `model` is its name then. allow_float: products that cannot be integer stay float.
     """
 
     model: str = DEFAULT
@@ -56,6 +56,7 @@ class ExportRequest:
     output_kind: AskedKind = "auto"
     num_classes: int | None = None
     given: GivenModule | None = None
+    allow_float: bool = False
 
     def __post_init__(self) -> None:
         if self.output_kind != "auto":
@@ -106,6 +107,7 @@ def resolve_request(
     output_kind: AskedKind = "auto",
     num_classes: int | None = None,
     given: GivenModule | None = None,
+    allow_float: bool = False,
     method: Preset | None = None,
     **options: Any,
 ) -> ExportRequest:
@@ -116,8 +118,8 @@ def resolve_request(
     resolved = Options.resolve("ptq4vit" if method is None else method, **widths, **options)
     return ExportRequest(
         model, resolved, _path(output), _path(checkpoint), random_weights, _path(data), _path(plan), batch, force,
-        None if img_size is None else parse_size(img_size), force_data, input, output_kind, num_classes,
-        given,
+        None if img_size is None else parse_size(img_size), force_data, input, output_kind, num_classes, given,
+        allow_float,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from ptq4vit_onnx.plan.sites import Site
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 ROOT = Path(__file__).resolve().parent.parent
-pytest_plugins = ["tests.small_graphs"]
+pytest_plugins = ["tests.small_graphs", "tests.small_exports"]
 
 # The embedded models and their float exports, made once per session: an export takes seconds.
 

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from ptq4vit_onnx import api, pipeline
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.files.outputs import EXPORT_FILES
+from ptq4vit_onnx.graph import model_proto
 from ptq4vit_onnx.graph.model_file import read_model_file
 from ptq4vit_onnx.model_loading.timm_compat import import_timm
 from ptq4vit_onnx.network import channel_folding as folding
@@ -57,6 +59,26 @@ def test_an_export_is_whole_and_its_plan_applied_again_gives_the_same_model(tmp_
     export(ExportRequest(plan=tmp_path / "out" / "plan.json", output=tmp_path / "out", force=True))
     assert (tmp_path / "out" / "model.onnx").read_bytes() == first, "a plan is read before its folder is replaced"
     assert {file.name for file in (tmp_path / "out").iterdir()} == made <= set(EXPORT_FILES)
+
+
+@pytest.mark.usefixtures("quick_spine")
+def test_a_model_too_large_for_one_message_is_exported_with_its_weights_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(ExportRequest(options=QUICK, output=tmp_path / "small"))
+    monkeypatch.setattr(model_proto, "PROTOBUF_LIMIT", 10_000)
+    plan = tmp_path / "small" / "plan.json"
+    report = export(ExportRequest(plan=plan, output=tmp_path / "large"))
+    assert {"float.onnx.data", "model.onnx.data"} <= {file.name for file in (tmp_path / "large").iterdir()}
+    assert report.sizes.model > 2 * (tmp_path / "large" / "model.onnx").stat().st_size
+    weights = [
+        {item.name: item.raw_data for item in onnx.load(tmp_path / name / "model.onnx").graph.initializer}
+        for name in ("small", "large")
+    ]
+    assert weights[0] == weights[1]
+    assert api.check_parity(
+        tmp_path / "large" / "model.onnx", tmp_path / "large" / "float.onnx", images=20, min_agreement=0.9
+    ).passed
 
 
 @pytest.mark.parametrize("option", ["data", "checkpoint"])

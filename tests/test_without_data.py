@@ -21,12 +21,12 @@ from PIL import Image
 from ptq4vit_onnx import api
 from ptq4vit_onnx.cli import main as cli
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.evaluation.metrics import agreement, mean_kl
 from ptq4vit_onnx.graph.model_file import read_model_file
 from ptq4vit_onnx.images.builtin import built_in_photos, photos_of
 from ptq4vit_onnx.images.loading import load_images
 from ptq4vit_onnx.model_loading.timm_compat import import_timm
 from ptq4vit_onnx.models.specs import PHOTOS_FOLDER
+from ptq4vit_onnx.output_kinds.metrics import agreement, mean_kl
 from ptq4vit_onnx.runtime.session import run
 
 SEED = 1
@@ -78,7 +78,7 @@ def test_eval_measures_on_the_photos_that_the_export_left_out_and_says_so(
     names = ", ".join(photos_of("held out", SEED))
     assert found.measured_on == (
         f"64 images of the built-in photos ({names}), cropped at random, not calibrated on; they have no labels, so "
-        "there is no top-1"
+        "there is no accuracy"
     )
     assert photos_of("held out", SEED) != photos_of("held out", 0), "what this test stands on"
     assert cli.main(["eval", str(reference), str(model)]) == 0

@@ -122,7 +122,7 @@ class ProductSearch:
         return with_price(self._damage(pair), form.price_in_nats, form.price_as_ratio, in_nats)
 
     def _damage(self, pair: Pair) -> float:
-        """Under the Hessian metric the expected rise of the loss in nats per image; of other metrics their value."""
+        """Under the Hessian metric the expected rise of the output's own loss per image; of others their value."""
         loss = self._loss_of(*pair)
         return loss * self.whole.unit / 2 / self.options.images if self.options.metric == "hessian" else loss
 

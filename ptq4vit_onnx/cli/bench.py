@@ -125,15 +125,15 @@ def _timing_rows(result: BenchResult) -> list[tuple[str, ...]]:
 
 
 def _judged_rows(judged: Sequence[JudgedModel]) -> list[tuple[str, ...]]:
+    columns = judged[0].kind.columns
     rows: list[tuple[str, ...]] = [
-        ("model", "MB", "products in integers", "images", "top-1 %", "drop", "agreement %", "KL")
+        ("model", "MB", "products in integers", "images", *(column.title for column in columns))
     ]
     for item in judged:
         data = item.to_data()
         rows.append((
-            item.name, f"{item.bytes / 1e6:.2f}", item.kernels.fraction,
-            shown(data["images"], "d"), shown(data["top1"]), shown(data["drop"]),
-            shown(data["agreement"]), shown(data["kl"], ".2g"),
+            item.name, f"{item.bytes / 1e6:.2f}", item.kernels.fraction, shown(data["images"], "d"),
+            *(column.cell(data) for column in columns),
         ))  # fmt: skip
     return rows
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ptq4vit_onnx.cli.arguments import Outcome, add_images, add_running, number
 from ptq4vit_onnx.cli.result_files import ResultFile, named_results, require_apart
-from ptq4vit_onnx.cli.tables import shown, table
+from ptq4vit_onnx.cli.tables import table
 from ptq4vit_onnx.errors import UserError
 
 if TYPE_CHECKING:
     from ptq4vit_onnx.evaluation.evaluate import Evaluation, Evaluations
+    from ptq4vit_onnx.output_kinds.output_kind import Column
     from ptq4vit_onnx.progress import Progress
     from ptq4vit_onnx.proof.parity_gate import ParityResult
 
@@ -22,10 +23,16 @@ if TYPE_CHECKING:
 def add_eval(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "eval", help="accuracy of ONNX models, side by side",
-        description="Top-1 and top-5, and the drop, agreement and KL against a reference.",
+        description="Against a reference, by what the models return. Logits: top-1, top-5, drop, agreement, KL. "
+                    "Embeddings: k-NN accuracy, drop, cosine, nearest neighbours. Features: cosine and relative error "
+                    "of tokens.",
     )  # fmt: skip
     parser.add_argument("model", nargs="+", type=Path, metavar="MODEL", help="ONNX files of an export")
     parser.add_argument("--reference", type=Path, metavar="FLOAT", help="compare with this (the first model)")
+    parser.add_argument(
+        "--gallery", type=Path, metavar="PATH",
+        help="of embeddings: labelled images, as --data, whose nearest tell the labels of --data (--data itself)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
     add_images(parser, may_skip=True)
     add_running(parser)
@@ -37,7 +44,8 @@ def run_eval(parsed: argparse.Namespace, progress: Progress) -> Outcome:
 
     found = evaluate(
         parsed.model, parsed.data, reference=parsed.reference, images=parsed.images, where=parsed.where,
-        skip_unreadable=parsed.skip_unreadable, threads=parsed.threads, batch=parsed.batch, progress=progress,
+        skip_unreadable=parsed.skip_unreadable, gallery=parsed.gallery, threads=parsed.threads, batch=parsed.batch,
+        progress=progress,
     )  # fmt: skip
     text = table(evaluation_rows(found)) + _measured_on(found)
     return Outcome(json.dumps(found.to_data()) if parsed.json else text)
@@ -47,17 +55,27 @@ def evaluation_rows(found: Evaluations) -> list[tuple[str, ...]]:
     """Rows of a table: the reference first, unless it is one of the models, then the models."""
     known = [model.path for model in found.models]
     every = found.models if found.reference.path in known else (found.reference, *found.models)
-    head = ("model", "images", "top-1 %", "top-5 %", "drop", "agreement %", "KL")
-    rows = [head, *(_evaluation_row(model, model.path == found.reference.path) for model in every)]
-    return rows if len(every) > 1 else [row[:4] for row in rows]  # alone, there is nothing to compare with
+    columns = found.kind.columns
+    rows = [("model", "images", *(column.title for column in columns))]
+    for model in every:
+        rows.append((model.path, str(model.images), *(column.cell(model.figures) for column in columns)))
+        if model.path == found.reference.path:
+            rows[-1] = _as_reference(rows[-1], 2 + found.kind.own)
+        rows += _rows_by_output(model, columns)
+    return rows if len(every) > 1 else [row[: 2 + found.kind.own] for row in rows]  # nothing to compare with
 
 
-def _evaluation_row(model: Evaluation, is_reference: bool) -> tuple[str, ...]:
-    drop = "" if model.drop is None else f"{model.drop:.2f} +- {model.drop_error:.2f}"
-    return (
-        model.path, str(model.images), shown(model.top1), shown(model.top5),
-        "reference" if is_reference else drop, shown(model.agreement), shown(model.kl, ".2g"),
-    )  # fmt: skip
+def _as_reference(row: tuple[str, ...], place: int) -> tuple[str, ...]:
+    return (*row[:place], "reference", *row[place + 1 :])
+
+
+def _rows_by_output(model: Evaluation, columns: Sequence[Column]) -> list[tuple[str, ...]]:
+    """A row for each of several named outputs."""
+    outputs = model.figures.get("outputs") or {}
+    return [
+        (f"  {name}", "", *(column.cell(figures) for column in columns))
+        for name, figures in (outputs.items() if len(outputs) > 1 else ())
+    ]
 
 
 def add_parity(commands: Any) -> argparse.ArgumentParser:
@@ -69,12 +87,16 @@ def add_parity(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("model", type=Path, metavar="MODEL", help="the quantised ONNX file")
     parser.add_argument("--reference", type=Path, required=True, metavar="FLOAT", help="float.onnx of the same export")
     parser.add_argument("--plan", type=Path, metavar="FILE", help="plan.json (the one next to MODEL)")
-    limits = parser.add_argument_group("limits")
-    limits.add_argument(
-        "--min-agreement", type=number, default=0.99, metavar="SHARE", help="equal predictions, 0..1 (0.99)"
-    )
-    limits.add_argument("--max-drop", type=number, metavar="POINTS", help="loss of top-1 (no limit)")
-    limits.add_argument("--max-kl", type=number, metavar="NATS", help="mean KL divergence (no limit)")
+    limits = parser.add_argument_group("limits", "what fits the model's output kind, anything else is refused")
+    for option, metavar, help in (
+        ("--min-agreement", "SHARE", "0..1. Logits: equal predictions (0.99); embeddings: nearest neighbours kept "
+                                     "(no limit)"),
+        ("--max-drop", "POINTS", "loss of top-1, or of an embedding's k-NN accuracy (no limit)"),
+        ("--max-kl", "NATS", "logits: mean KL divergence (no limit)"),
+        ("--min-cosine", "COSINE", "embeddings and features: mean cosine to float (0.99)"),
+        ("--min-worst-cosine", "COSINE", "embeddings: of the worst image; features: of the worst token (no limit)"),
+    ):  # fmt: skip
+        limits.add_argument(option, type=number, metavar=metavar, help=help)
     results = parser.add_argument_group("results")
     results.add_argument(
         "--junit", type=Path, metavar="FILE", help="write the checks as JUnit XML; - prints it instead"
@@ -91,7 +113,8 @@ def run_parity(parsed: argparse.Namespace, progress: Progress) -> Outcome:
     results = _result_files(parsed)
     result = check_parity(
         parsed.model, parsed.reference, parsed.data, plan=parsed.plan, min_agreement=parsed.min_agreement,
-        max_drop=parsed.max_drop, max_kl=parsed.max_kl, images=parsed.images, where=parsed.where,
+        max_drop=parsed.max_drop, max_kl=parsed.max_kl, min_cosine=parsed.min_cosine,
+        min_worst_cosine=parsed.min_worst_cosine, images=parsed.images, where=parsed.where,
         skip_unreadable=parsed.skip_unreadable, threads=parsed.threads, batch=parsed.batch, progress=progress,
     )  # fmt: skip
     printed = _write(results, result)

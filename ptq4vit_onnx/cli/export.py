@@ -31,7 +31,8 @@ from ptq4vit_onnx.request import AskedKind, ExportRequest, resolve_request
 _FIELDS = ("metric", "twin", "weights", "activations", "outliers", "channels", "pixels", "rounding", "search", "labels",
            "rounds", "candidates", "bias_correction", "images", "seed")  # fmt: skip
 _REQUEST = ("model", "bits", "weight_bits", "activation_bits", "data", "output", "checkpoint", "random_weights",
-            "plan", "batch", "force", "img_size", "force_data", "input", "output_kind", "num_classes")  # fmt: skip
+            "plan", "batch", "force", "img_size", "force_data", "input", "output_kind", "num_classes",
+            "allow_float")  # fmt: skip
 
 
 def add_export(commands: Any) -> argparse.ArgumentParser:
@@ -56,6 +57,8 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
                              "(auto: as the model tells)")  # fmt: skip
     export.add_argument("--input", choices=get_args(InputType), default="float",
                         help="of model.onnx: normalised floats [N, C, H, W] or bytes [N, H, W, C] (float)")  # fmt: skip
+    export.add_argument("--allow-float", action="store_true",
+                        help="leave products that cannot be integer in float, and name them (refused)")  # fmt: skip
     export.add_argument("--json", action="store_true", help="print report.json on standard output")
     weights = export.add_argument_group("weights").add_mutually_exclusive_group()
     weights.add_argument("--checkpoint", type=Path, metavar="FILE", help=".safetensors, .pth, .pt or .bin")

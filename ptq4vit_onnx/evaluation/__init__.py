@@ -1,8 +1,7 @@
-"""How good models are on images: accuracy, agreement and divergence, from logits alone.
+"""How good models are on images: what their output kind measures, alone and next to a reference.
 
-metrics   top-1, agreement, KL divergence, paired drop, relative error
-evaluate  model files run over images, each next to a reference
-compare   the quantised model against the float one
+predict   model files run over images, a few at a time, keeping what their kind measures from
+evaluate  each model next to the reference, in figures
 """
 
-DOORS = ("compare", "evaluate", "metrics")  # what other rooms may import
+DOORS = ("evaluate", "predict")  # what other rooms may import

@@ -3,71 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.evaluation import metrics
+from ptq4vit_onnx.evaluation.predict import Predictions, not_finite, predict
 from ptq4vit_onnx.graph.model_file import ModelFile
-from ptq4vit_onnx.graph.model_proto import Array
-from ptq4vit_onnx.images.preprocessing import Preprocessing
-from ptq4vit_onnx.images.stream import ImageSource, open_images
+from ptq4vit_onnx.images.listing import require_same_classes
+from ptq4vit_onnx.images.stream import ImageSource
+from ptq4vit_onnx.output_kinds.kinds import KINDS, OutputKind
 from ptq4vit_onnx.progress import Progress, silent
-from ptq4vit_onnx.runtime.session import run, session
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One model on some images. Rates in percent, drop in points of top-1 (image by image), KL in nats.
+    """One model on some images. figures: what its output kind measures, each also an attribute; rates in percent, drop
+    in points of accuracy (image by image), drop_error its standard error. skipped: images that could not be read and
+    are not among `images`.
 
-    top1, top5, drop: None without labels. agreement, kl, drop: against the reference, None for the reference
-    itself. drop_error: the standard error of `drop`. skipped: images that could not be read and are not among `images`.
+    Figures that need labels are None without them, and those against the reference for the reference itself.
+    logits: top1, top5, agreement, kl (nats), drop.
+    embedding: knn, drop, cosine, worst_cosine, agreement (same nearest neighbour), neighbours (of the ten nearest).
+    features: cosine, worst_cosine, relative_error, worst_relative_error, and outputs: the same by name.
     """
 
     path: str
     images: int
-    top1: float | None
-    top5: float | None
-    agreement: float | None
-    kl: float | None
-    drop: float | None
-    drop_error: float | None = None
+    figures: Mapping[str, Any] = field(default_factory=dict)
     skipped: int = 0
 
+    def __getattr__(self, name: str) -> Any:
+        figures = self.__dict__.get("figures", {})  # not there yet while a copy is made
+        if name in figures:
+            return figures[name]
+        raise AttributeError(f"no figure {name!r}; this kind of output has {', '.join(figures)}")
+
     def to_data(self) -> dict[str, Any]:
-        names = ("path", "images", "top1", "top5", "agreement", "kl", "drop", "skipped")
-        return {name: getattr(self, name) for name in names}
+        return {"path": self.path, "images": self.images, **self.figures, "skipped": self.skipped}
 
 
 @dataclass(frozen=True)
 class Evaluations:
     """models: in the order they were given. reference: what they are compared with, one of them or not. measured_on: a
-    sentence on the images where they are built-in photos, else None."""
+    sentence on the images where they are built-in photos, else None. kind: of what all of them return."""
 
     models: tuple[Evaluation, ...]
     reference: Evaluation
     measured_on: str | None = None
+    kind: OutputKind = KINDS["logits"]
 
     def to_data(self) -> dict[str, Any]:
-        return {"models": [model.to_data() for model in self.models], "measured_on": self.measured_on}
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """Logits [images, classes] of several models on the same images, by path; labels where there are some.
-
-    first: the first few images, as the first model sees them. skipped: how many images could not be read.
-    measured_on: as in Evaluations.
-    """
-
-    logits: Mapping[Path, Array]
-    labels: Array | None
-    first: Array
-    skipped: int = 0
-    measured_on: str | None = None
+        models = [model.to_data() for model in self.models]
+        return {"models": models, "measured_on": self.measured_on, "kind": self.kind.name}
 
 
 def evaluate_files(
@@ -77,101 +65,52 @@ def evaluate_files(
     threads: int = 1,
     batch: int = 8,
     progress: Progress = silent,
+    gallery: ImageSource | None = None,
 ) -> Evaluations:
-    """Each model next to the reference, on the same images."""
-    others = [model for model in models if model.path != reference.path]
-    found = predict([reference, *others], source, threads, batch, progress)
-    if found.labels is None and not others:
-        raise UserError(
-            f"{source} has no labels, and nothing to compare {reference.path} with; give an ImageFolder "
-            "tree or a labels.csv, or --reference FLOAT.onnx"
-        )
-    for path, logits in found.logits.items():
-        if sentence := not_finite(path, logits):
+    """Each model next to the reference, on the same images. gallery: labelled images that embeddings look up."""
+    every = [reference, *(model for model in models if model.path != reference.path)]
+    if gallery is not None:
+        _require_gallery(reference.kind, source, gallery)
+    found = predict(every, source, threads, batch, progress)
+    for path, kept in found.kept.items():
+        if sentence := not_finite(found.kind, path, kept):
             raise UserError(f"{sentence}, so it predicts nothing there; export the model again")
-    return Evaluations(
-        tuple(_evaluation(model.path, found, reference.path) for model in models),
-        _evaluation(reference.path, found, reference.path),
-        found.measured_on,
+    if gallery is not None:
+        found = found.with_gallery(_gallery(found, predict(every, gallery, threads, batch, progress), gallery))
+    judged = {path: _evaluation(path, found, reference.path) for path in found.kept}
+    if len(every) == 1 and all(value is None for value in judged[reference.path].figures.values()):
+        raise UserError(_nothing_to_measure(found.kind, source, reference.path))
+    return Evaluations(tuple(judged[m.path] for m in models), judged[reference.path], found.measured_on, found.kind)
+
+
+def _require_gallery(kind: OutputKind, source: ImageSource, gallery: ImageSource) -> None:
+    if kind.name != "embedding":
+        raise UserError(f"--gallery is for embeddings, the models return {kind.plural}; leave it out")
+    if source.data is None or gallery.data is None:
+        raise UserError("--gallery needs --data, the labelled images that are looked up in it")
+    require_same_classes(source.data, gallery.data)
+
+
+def _gallery(found: Predictions, gallery: Predictions, source: ImageSource) -> Predictions:
+    if gallery.labels is None or found.labels is None:
+        where = source if gallery.labels is None else "--data"
+        raise UserError(f"k-NN needs labels, {where} has none; give an ImageFolder tree or a labels.csv")
+    return gallery
+
+
+def _nothing_to_measure(kind: OutputKind, source: ImageSource, path: Path) -> str:
+    if kind.own == 0:
+        return f"{kind.plural} are measured next to others; give --reference FLOAT.onnx to compare {path} with"
+    return (
+        f"{source} has no labels, and nothing to compare {path} with; give an ImageFolder "
+        "tree or a labels.csv, or --reference FLOAT.onnx"
     )
-
-
-def not_finite(path: Path, logits: Array) -> str | None:
-    """A sentence if some logits [images, classes] are NaN or infinite: the largest of them is then no prediction."""
-    wrong = int((~np.isfinite(logits)).any(-1).sum())
-    return f"logits of {path} are not finite on {wrong} of {len(logits)} images" if wrong else None
-
-
-def predict(
-    models: Sequence[ModelFile], source: ImageSource, threads: int, batch: int, progress: Progress
-) -> Predictions:
-    """Run every model on every image; models that prepare images alike read them only once."""
-    alike: dict[Preprocessing, list[ModelFile]] = {}
-    for model in models:
-        alike.setdefault(model.preprocessing, []).append(model)
-    groups = [_predict_alike(group, source, threads, batch, progress) for group in alike.values()]
-    logits = {path: values for group in groups for path, values in group.logits.items()}
-    _require_same_classes({path: values.shape[-1] for path, values in logits.items()}, models[0].path)
-    return Predictions(logits, groups[0].labels, groups[0].first, groups[0].skipped, groups[0].measured_on)
-
-
-def _predict_alike(
-    models: Sequence[ModelFile], source: ImageSource, threads: int, batch: int, progress: Progress
-) -> Predictions:
-    stream = open_images(source, models[0].model, models[0].preprocessing, progress)
-    runners = {model.path: session(model.path, threads) for model in models}
-    parts: dict[Path, list[Array]] = {path: [] for path in runners}
-    labels: list[Array] = []
-    first: Array | None = None
-    for chunk in stream.chunks:
-        first = chunk.images[:2].copy() if first is None else first
-        for path, runner in runners.items():
-            logits = run(runner, chunk.images, batch)
-            _require_logits(path, logits, stream.labels, source)
-            parts[path].append(logits)
-        if chunk.labels is not None:
-            labels.append(chunk.labels)
-    assert first is not None, "a stream without images is refused where it is opened"
-    joined = {path: np.concatenate(values) for path, values in parts.items()}
-    counted = np.concatenate(labels) if labels else None
-    return Predictions(joined, counted, first, len(stream.skipped), stream.measured_on)
-
-
-def _require_logits(path: Path, logits: Array, labels: Array | None, source: ImageSource) -> None:
-    if logits.ndim != 2:
-        raise UserError(f"{path} returns {list(logits.shape)}, expected logits [images, classes]")
-    classes = logits.shape[-1]
-    if labels is not None and not ((labels >= 0) & (labels < classes)).all():
-        wrong = labels[(labels < 0) | (labels >= classes)][0]
-        raise UserError(
-            f"{source.data} has the label {wrong}, but {path} knows the classes 0..{classes - 1}; "
-            "give images of this model's classes"
-        )
-
-
-def _require_same_classes(classes: Mapping[Path, int], reference: Path) -> None:
-    for path, count in classes.items():
-        if count != classes[reference]:
-            raise UserError(
-                f"{path} has {count} classes, {reference} has {classes[reference]}; compare models of the same classes"
-            )
 
 
 def _evaluation(path: Path, found: Predictions, reference: Path) -> Evaluation:
-    logits, labels = found.logits[path], found.labels
-    top1, top5 = (None, None) if labels is None else (metrics.top1(logits, labels), metrics.top5(logits, labels))
-    if path == reference:
-        return Evaluation(str(path), len(logits), top1, top5, None, None, None, skipped=found.skipped)
-    wanted = found.logits[reference]
-    drop = None if labels is None else metrics.paired_drop(wanted, logits, labels)
-    return Evaluation(
-        str(path),
-        len(logits),
-        top1,
-        top5,
-        metrics.agreement(logits, wanted),
-        metrics.mean_kl(wanted, logits),
-        None if drop is None else drop.points,
-        None if drop is None else drop.standard_error,
-        found.skipped,
-    )
+    kept, kind = found.kept[path], found.kind
+    keys = [key for column in kind.columns for key in (column.key, column.error) if key is not None]
+    figures: dict[str, Any] = {**dict.fromkeys(keys), **kind.alone(kept)}
+    if path != reference:
+        figures.update(kind.compare(kept, found.kept[reference]).figures)
+    return Evaluation(str(path), len(kept), figures, found.skipped)

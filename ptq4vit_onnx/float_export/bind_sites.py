@@ -26,7 +26,8 @@ def bind_sites(model: Any, products: Sequence[Site | FloatProduct]) -> None:
     paths out of the file.
     Raises where the graph holds more or fewer products than the model computed.
     """
-    scopes = [_scope_of(node) for node in model.graph.node]
+    owners = {item.scope for item in products}
+    scopes = [_owner_of_weight(node, owners) or _scope_of(node) for node in model.graph.node]
     pixels, vectors = _made_of_pixels(model.graph), _vectors(model.graph)
     names = _product_names(model, scopes, products, pixels)
     linears = {item.name for item in products if isinstance(item, Site) and item.kind == "linear"}
@@ -91,6 +92,15 @@ def _bias_owner(model: Any, names: dict[int, str], linears: set[str], biases: se
     if node.op_type != "Add" or name not in linears or previous.output[0] not in node.input:
         return None
     return name if any(item in biases for item in node.input) else None
+
+
+def _owner_of_weight(node: Any, owners: set[str]) -> str:
+    """The path of the module that has a convolution's weight, if it computes products.
+
+    A convolution into which the exporter has folded a batch norm lies in the norm's scope.
+    """
+    owner = node.input[1].removesuffix(".weight") if node.op_type == "Conv" else ""
+    return owner if owner in owners else ""
 
 
 def _scope_of(node: Any) -> str:

@@ -19,7 +19,7 @@ from ptq4vit_onnx.runtime.process import environment_restored
 from ptq4vit_onnx.runtime.quiet import quiet_logging
 
 OPSET = 20  # the first with Gelu as one operator
-INPUT, OUTPUT = "image", "logits"
+INPUT = "image"
 
 
 def export_float(model: LoadedModel, products: Sequence[Site | FloatProduct], batch: int | None = None) -> Any:
@@ -29,6 +29,8 @@ def export_float(model: LoadedModel, products: Sequence[Site | FloatProduct], ba
     """
     program = _exported(model, batch)
     proto = program.model_proto
+    if batch is None:
+        _require_any_batch(proto, model.name)
     bind_sites(proto, products)
     _describe(proto, model)
     return proto
@@ -54,7 +56,7 @@ def _exported(model: LoadedModel, batch: int | None) -> Any:
                 opset_version=OPSET,
                 dynamic_shapes=dynamic,
                 input_names=[INPUT],
-                output_names=[OUTPUT],
+                output_names=list(model.outputs),
                 verbose=False,
             )
     except torch.onnx.errors.OnnxExporterError as error:
@@ -70,14 +72,26 @@ def _exported(model: LoadedModel, batch: int | None) -> Any:
     return program
 
 
+def _require_any_batch(proto: Any, name: str) -> None:
+    """Refuse a file that takes one number of images only, where any was asked for: torch says nothing of it."""
+    fixed = proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value
+    if fixed:
+        raise UserError(
+            f"torch cannot export {name} for any number of images: its forward turns that into a plain number, as "
+            "len(x) does; write x.shape[0] there, or fix it by --batch 1"
+        )
+
+
 def metadata_of(model: LoadedModel) -> dict[str, str]:
-    """What a deployer needs to know, as it stands in the file."""
+    """What a deployer needs to know, as it stands in the file. A file that names no output kind returns logits."""
+    kind = {} if model.kind.name == "logits" else {"ptq4vit_onnx.output_kind": model.kind.name}
     return {
         "ptq4vit_onnx.model": model.name,
         "ptq4vit_onnx.version": __version__,
         "ptq4vit_onnx.weights": "RANDOM" if model.is_random else model.origin,
         "ptq4vit_onnx.weights_sha256": model.fingerprint,
         "ptq4vit_onnx.preprocessing": model.preprocessing.to_json(),
+        **kind,
     }
 
 

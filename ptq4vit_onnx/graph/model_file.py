@@ -12,6 +12,7 @@ from ptq4vit_onnx.graph.integer_products import INTEGER_KERNELS
 from ptq4vit_onnx.graph.model_proto import load
 from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.models.specs import is_embedded
+from ptq4vit_onnx.output_kinds.kinds import KINDS, OutputKind
 
 _PREFIX = "ptq4vit_onnx."
 _QUANTISING_OPS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
@@ -19,12 +20,14 @@ _QUANTISING_OPS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuant
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model on disk and its metadata. model: the name it was exported by; weights: their SHA-256."""
+    """A model on disk and its metadata. model: the name it was exported by; weights: their SHA-256; kind: of what it
+    returns, logits where it does not say."""
 
     path: Path
     model: str
     weights: str
     preprocessing: Preprocessing
+    kind: OutputKind = KINDS["logits"]
 
     @property
     def embedded(self) -> bool:
@@ -43,8 +46,13 @@ def read_model_file(path: Path) -> ModelFile:
             "give a file that ptq4vit-onnx export has written"
         )
     model, weights, preprocessing = (found[_PREFIX + key] for key in keys)
+    kind = found.get(f"{_PREFIX}output_kind", "logits")
+    if kind not in KINDS:
+        raise UserError(
+            f"{path} returns {kind!r}, which this version does not know; expected one of {', '.join(KINDS)}"
+        )
     try:
-        return ModelFile(path, model, weights, Preprocessing.from_data(json.loads(preprocessing)))
+        return ModelFile(path, model, weights, Preprocessing.from_data(json.loads(preprocessing)), KINDS[kind])
     except (ValueError, LookupError, TypeError, ArithmeticError, UserError) as error:
         raise UserError(f"{path}: unusable metadata {_PREFIX}preprocessing: {error}; export it again") from error
 
@@ -60,6 +68,15 @@ def require_reference_of(model: ModelFile, reference: ModelFile) -> None:
         raise UserError(
             f"reference {reference.path} has other weights of {model.model} ({reference.weights[:12]}) than "
             f"{model.path} ({model.weights[:12]}); give the float.onnx of the same export"
+        )
+    require_same_kind(model, reference)
+
+
+def require_same_kind(model: ModelFile, reference: ModelFile) -> None:
+    if reference.kind is not model.kind:
+        raise UserError(
+            f"{model.path} returns {model.kind.plural}, {reference.path} {reference.kind.plural}; "
+            "compare models of the same output kind"
         )
 
 

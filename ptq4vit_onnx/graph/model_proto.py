@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,6 +12,7 @@ import onnx
 from ptq4vit_onnx.errors import UserError
 
 Array: TypeAlias = np.ndarray[Any, Any]
+PROTOBUF_LIMIT = 2**31 - 2**24  # a protobuf message must stay below 2 GB; the graph itself needs a little room
 
 
 Model: TypeAlias = Path | bytes | onnx.ModelProto
@@ -31,12 +33,30 @@ def load(model: Model, weights: bool = True) -> onnx.ModelProto:
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> Path:
-    """One file below 2 GB; above it the weights lie next to it in NAME.data."""
-    large = model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF
-    onnx.save(model, path, save_as_external_data=large, all_tensors_to_one_file=True,
-              location=f"{path.name}.data" if large else None)  # fmt: skip
+    """Write and check: one file below 2 GB; above it the weights lie next to it in NAME.data."""
+    write_model(model, path)
     onnx.checker.check_model(str(path), full_check=True)
     return path
+
+
+def write_model(model: onnx.ModelProto, path: Path) -> None:
+    """As `save_model`, unchecked; `model` is afterwards as before, and its weights are never held twice."""
+    large = tensor_bytes(model) >= PROTOBUF_LIMIT
+    onnx.save(model, path, save_as_external_data=large, all_tensors_to_one_file=True,
+              location=f"{path.name}.data" if large else None)  # fmt: skip
+    if large:  # onnx has moved the weights out of the message that it was given
+        onnx.external_data_helper.load_external_data_for_model(model, str(path.parent))
+        for tensor in model.graph.initializer:
+            tensor.ClearField("data_location")
+
+
+def tensor_bytes(model: onnx.ModelProto) -> int:
+    """What the weights take, from their shapes: protobuf itself cannot tell the size of a message above 2 GB."""
+    return sum(math.prod(tensor.dims) * _element_bytes(tensor.data_type) for tensor in model.graph.initializer)
+
+
+def _element_bytes(data_type: int) -> int:
+    return int(onnx.helper.tensor_dtype_to_np_dtype(data_type).itemsize)
 
 
 def file_bytes(path: Path) -> int:

@@ -15,6 +15,7 @@ DOORS = (
     "choice",
     "embedded",
     "inspection",
+    "listing",
     "loading",
     "preprocessing",
     "stream",

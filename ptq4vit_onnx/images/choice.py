@@ -18,6 +18,7 @@ from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.progress import Progress, silent
 
 MOST_HELD_OUT = 256  # of the user's images
+MOST_PIXELS = MOST_HELD_OUT * 512 * 512  # of all held out: 800 MB of colours, 64 images of 1024 x 1024 pixels
 LEAST_HELD_OUT = 8  # fewer of the user's tell less than crops of the built-in photos
 BUILT_IN_HELD_OUT = 64
 MOST_CROPS = 1024  # more of three photos say nothing new, and all are held in memory
@@ -27,7 +28,7 @@ _CALIBRATED = {True: "not calibrated on", False: "also calibrated on, so the fig
 
 @dataclass(frozen=True)
 class MeasuredOn:
-    """The images that agreement, KL and top-1 were measured on.
+    """The images that a quantised model was compared with the float one on.
 
     held_out: none of them was calibrated on; None where the user's plan was calibrated on images that are not known.
     """
@@ -93,7 +94,7 @@ def choose_images(
     if data is None:
         calibration = embedded_digits(preprocessing, "calibration", count, seed)
         return ChosenImages(calibration, embedded_digits(preprocessing, "test"), held_out=True)
-    read = load_images(data, preprocessing, count + MOST_HELD_OUT, seed, count, progress=progress)
+    read = load_images(data, preprocessing, count + most_held_out(preprocessing), seed, count, progress=progress)
     calibration, others = read.part(slice(count)), read.part(slice(count, None))
     if len(others) >= LEAST_HELD_OUT:
         return ChosenImages(calibration, others, held_out=True)
@@ -102,6 +103,12 @@ def choose_images(
     if preprocessing.size[0] == CHANNELS:
         return ChosenImages(calibration, _held_out_photos(preprocessing, seed), held_out=True)
     return ChosenImages(calibration, others if len(others) else calibration, held_out=len(others) > 0)
+
+
+def most_held_out(preprocessing: Preprocessing) -> int:
+    """How many of the user's images are measured on: all are in memory at once, so fewer of large ones."""
+    _, height, width = preprocessing.size
+    return max(LEAST_HELD_OUT, min(MOST_HELD_OUT, MOST_PIXELS // (height * width)))
 
 
 def _held_out_photos(preprocessing: Preprocessing, seed: int) -> ImageSet:
@@ -117,7 +124,7 @@ class UnseenPhotos:
 
     def __str__(self) -> str:
         measured = MeasuredOn(len(self.images), self.images.source, self.held_out)
-        return f"{measured}; they have no labels, so there is no top-1"
+        return f"{measured}; they have no labels, so there is no accuracy"
 
 
 def unseen_photos(

@@ -45,6 +45,24 @@ def list_folder(folder: Path, where: Callable[[dict[str, str]], bool] | None = N
     return Listing(files, None)
 
 
+def require_same_classes(data: Path, gallery: Path) -> None:
+    """Refuse ImageFolder trees of different classes: their numbers would not be of the same ones."""
+    names, others = (_class_names(folder) for folder in (data, gallery))
+    if names and others and names != others:
+        odd = sorted(set(names) ^ set(others))[0]
+        raise UserError(
+            f"{data} and {gallery} have different classes, {odd} is in one of them only; give trees of the same "
+            "classes, or label both by a labels.csv"
+        )
+
+
+def _class_names(folder: Path) -> list[str]:
+    """Of an ImageFolder tree; none of other folders and files, whose labels are numbers of the user's."""
+    if not folder.is_dir() or (folder / "labels.csv").is_file() or not _classes(folder):
+        return []
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry))
+
+
 def _classes(folder: Path) -> list[list[Path]]:
     """The images of every class of an ImageFolder tree, by its number; none where the folder is no such tree.
 

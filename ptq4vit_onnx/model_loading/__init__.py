@@ -9,8 +9,9 @@ torchvision_models   torchvision: its own weights, checkpoint, random
 output_kind          logits, embedding or features: what a model is taken for
 trial                one forward pass: what it returns, or why it fails
 checkpoints          weights from a file
+batch_norms          batch norms folded into the convolutions before them
 hub                  whether the hub can be reached, and its cache
 timm_compat          timm, imported also next to a torchvision that was built for another torch
 """
 
-DOORS = ("load", "given_module", "trial")  # what other rooms may import
+DOORS = ("batch_norms", "load", "given_module", "trial")  # what other rooms may import

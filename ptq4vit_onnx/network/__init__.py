@@ -6,7 +6,7 @@ unfolding        fused attention and einsum written out as products
 patches          a convolution as a product
 tensor_tags      which softmax, GELU or LayerNorm made a tensor
 answers          what the model returns
-dependencies     which operations lead from the pixels to the logits
+dependencies     which operations lead from the pixels to the outputs
 blocks           where the model can be cut, so that one block is in memory at a time
 tape             the recordings of all sites: one forward pass, then block by block backwards
 recording        one site's two sides and the gradient of its output
@@ -16,6 +16,7 @@ plan_fit         whether a plan that the user brings fits the model
 """
 
 DOORS = (
+    "answers",
     "channel_folding",
     "plan_fit",
     "planned_product",

@@ -10,10 +10,14 @@ import numpy as np
 from torch import Tensor
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.network.patches import Window, patches
+from ptq4vit_onnx.network.patches import Window, windows
 from ptq4vit_onnx.network.tensor_tags import norm_of, source_of
-from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
+from ptq4vit_onnx.plan.quantizers.patch_order import flat_kernels
 from ptq4vit_onnx.plan.sites import Site
+
+# Below, putting windows together from bytes costs more than integers save: benchmarks/convolutions.py, with and without
+# VNNI. A patch embedding reads every pixel once.
+FEWEST_CHANNELS = 24
 
 
 class NotAProductError(UserError):
@@ -84,24 +88,28 @@ def matmul_call(name: str, scope: str, lhs: Tensor, rhs: Tensor, plain: Callable
 def conv_call(
     name: str, scope: str, x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, plain: Callable[[], Tensor]
 ) -> Call:
-    """A convolution whose windows tile the image is a product over them."""
+    """A convolution is a product over its windows."""
     if window.groups != 1:
         raise NotAProductError(
             name, scope, f"a convolution in {window.groups} groups, which no integer kernel is faster at"
         )
-    if not window.tiles:
-        raise NotAProductError(
-            name, scope, f"a convolution of kernel {window.kernel} and stride {window.stride}, not a patch embedding"
-        )
+    if not window.fills(x):
+        size = tuple(int(length) for length in x.shape[-2:])
+        reason = f"a convolution of {size} pixels, no whole number of windows {window.kernel}"
+        raise NotAProductError(name, scope, reason)
+    tiles, channels = window.tiles, int(weight.shape[1])
+    if channels < FEWEST_CHANNELS and (window.is_pixel or not tiles):
+        form = f"a convolution of kernel {window.kernel} and stride {window.stride} over {channels} channels"
+        raise NotAProductError(name, scope, f"{form}, where integers are slower (below {FEWEST_CHANNELS})")
     rows, columns = window.positions(x)
 
     def arrange(out: Tensor) -> Tensor:
         return out.transpose(1, 2).reshape(len(out), -1, rows, columns)
 
-    matrix = pair_far_inputs(weight.flatten(1)).t()
+    matrix = flat_kernels(weight, tiles).t()
     return Call(
         Site(name, "conv", scope),
-        patches(x, *window.kernel), matrix, bias, arrange, lambda grad: grad.flatten(2).transpose(1, 2), plain,
+        windows(x.detach(), window), matrix, bias, arrange, lambda grad: grad.flatten(2).transpose(1, 2), plain,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What depends on what, read from the autograd graph: which operations lead from the pixels to the logits."""
+"""What depends on what, read from the autograd graph: which operations lead from the pixels to the outputs."""
 
 from __future__ import annotations
 

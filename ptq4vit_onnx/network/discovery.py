@@ -269,7 +269,7 @@ def require_all_integer(products: Products) -> None:
     if products.floats:
         raise UserError(
             f"{len(products.floats)} of {len(products.found)} products of this model cannot be computed in integers "
-            f"({_first_few(products.floats)}); replace them in the model, or export it with torch.onnx.export instead"
+            f"({_first_few(products.floats)}); give --allow-float to leave them in float, or replace them in the model"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -83,13 +84,14 @@ def size_of(plan: ScalePlan, asked: ImageSize | None) -> ImageSize | None:
     return planned
 
 
-def require_plan_fits(plan: ScalePlan, model: LoadedModel, sites: list[Site]) -> None:
+def require_plan_fits(plan: ScalePlan, model: LoadedModel, sites: list[Site], floats: Collection[str] = ()) -> None:
+    """floats: the names of the model's products that cannot be integer."""
     if plan.weights != model.fingerprint:
         raise UserError(
             f"the plan was made for other weights of {plan.model} ({plan.weights[:12]}, these are "
             f"{model.fingerprint[:12]}); calibrate again without --plan"
         )
-    odd = sorted(set(plan.sites) ^ {site.name for site in sites})
+    odd = sorted((set(plan.sites) ^ {site.name for site in sites}) | (set(plan.floats) ^ set(floats)))
     if odd:
         raise UserError(f"the plan does not fit {plan.model}: {odd[0]} is in only one of them; calibrate again")
     for site in sites:

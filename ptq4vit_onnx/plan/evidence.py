@@ -37,7 +37,8 @@ class SiteEvidence:
 
     clipped: share of left values beyond the last quantisation point. sqnr: 10 log10(sum o^2 / sum d^2) in dB
     of the output o and its error d under the plan; None for an error of zero. damage: 1/2 sum g^2 d^2 over
-    all images, in nats: what the error is expected to add to the loss, so sites can be compared.
+    all images, in the unit of the output's kind (nats for logits): what the error is expected to add to the loss, so
+    sites can be compared.
     curve: None where nothing was searched.
     """
 

@@ -1,7 +1,8 @@
 """A scale plan as JSON: written field by field, read and checked by pydantic.
 
-The file has every field of every dataclass, also those with a default. A quantizer has one more field, "type": its
-name in QUANTIZERS. docs/plan.schema.json describes the file; tools/plan_schema.py writes that description.
+The file has every field of every dataclass, also those with a default; only a plan's `floats` are left out where there
+are none. A quantizer has one more field, "type": its name in QUANTIZERS. docs/plan.schema.json describes the file;
+tools/plan_schema.py writes that description.
 
 Importing pydantic takes 0.2 s. Commands that need no plan therefore do not import this module.
 """
@@ -26,6 +27,7 @@ from ptq4vit_onnx.plan.scale_plan import FORMAT, Outliers, ScalePlan, SitePlan
 from ptq4vit_onnx.plan.sites import Kind
 
 MOST_CHANNELS = 2**31  # more than any layer has; numbers beyond int64 have no place in an array
+_LEFT_OUT_WHERE_EMPTY = ("floats",)
 Value = TypeVar("Value")
 
 
@@ -75,7 +77,8 @@ def plan_schema() -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """A plan, or any part of one, as what JSON holds."""
     if is_dataclass(value):
-        entries = {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+        held = ((item.name, getattr(value, item.name)) for item in fields(value))
+        entries = {name: plain(item) for name, item in held if item or name not in _LEFT_OUT_WHERE_EMPTY}
         return {"type": value.kind, **entries} if isinstance(value, Quantizer) else entries
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
@@ -109,13 +112,16 @@ def _build_forms(quantizers: tuple[tuple[str, type[Quantizer]], ...]) -> _Forms:
 
 
 def _form(kind: type[Any], check: Callable[[Any], None] = lambda value: None, **changed: Any) -> Any:
-    """The type by which pydantic reads a dataclass. Every field is required; an unknown one is a mistake.
+    """The type by which pydantic reads a dataclass. Fields are required; an unknown one is a mistake.
 
     check: called with the finished value; a ValueError becomes a line. changed: a field's type in the file where it
     differs from the dataclass's annotation, and fields that only the file has.
     """
     types = {item.name: get_type_hints(kind)[item.name] for item in fields(kind)} | changed
-    required: dict[str, Any] = {name: (hint, ...) for name, hint in types.items()}
+    empty: Any = Field(default_factory=dict)
+    required: dict[str, Any] = {
+        name: (hint, empty if name in _LEFT_OUT_WHERE_EMPTY else ...) for name, hint in types.items()
+    }
     config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     model = create_model(kind.__name__, __doc__=kind.__doc__, __config__=config, **required)
 

@@ -34,7 +34,7 @@ class SitePlan:
 
     bias_correction: one value per output channel, added to the output: minus the mean error on the calibration images,
     or 0. losses: the loss of this choice by each metric. forms: where the search compared several types of quantizer
-    for lhs, the expected damage of each in nats per image (Hessian metric), or its loss.
+    for lhs, the expected damage of each per image (Hessian metric; in nats for logits), or its loss.
     channels: a shift and a scale for each input channel, folded into the LayerNorm before and into the weight. lhs, rhs
     and outliers describe the product after folding.
     """
@@ -52,7 +52,11 @@ class SitePlan:
 
 @dataclass(frozen=True)
 class ScalePlan:
-    """A whole model's plan. `weights` and `images` are SHA-256 fingerprints of what it was calibrated on."""
+    """A whole model's plan. `weights` and `images` are SHA-256 fingerprints of what it was calibrated on.
+
+    floats: products that stay in float by --allow-float, by name, each with the reason. The file has the field where
+    there are any.
+    """
 
     model: str
     weights: str
@@ -61,3 +65,4 @@ class ScalePlan:
     versions: Mapping[str, str]
     sites: Mapping[str, SitePlan]
     format: int = FORMAT
+    floats: Mapping[str, str] = field(default_factory=dict)

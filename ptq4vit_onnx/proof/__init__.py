@@ -6,7 +6,7 @@ site_parity   every product against integer arithmetic, on the runtime's own inp
 plan_checks   weights, scales and codes in the graph against the plan
 oracle        what an integer kernel must return
 replay        every site against the simulator, from the runtime's own values
-end_to_end    the logits against the simulator's, bit for bit
+end_to_end    the outputs against the simulator's, bit for bit
 float_parity  the float file against torch
 float_sites   weights, biases and outputs of sites in a float file
 layout        how a file arranges its products

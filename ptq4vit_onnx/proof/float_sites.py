@@ -12,7 +12,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.graph.integer_products import Array, GraphIndex, parse_name, product_nodes
 from ptq4vit_onnx.graph.model_proto import Model, load
 from ptq4vit_onnx.plan.channel_fold import Channels
-from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
+from ptq4vit_onnx.plan.quantizers.patch_order import flat_kernels, is_tiling
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.proof.plan_checks import are_head_factors, column_factors
 
@@ -69,7 +69,7 @@ class FloatSites:
         self._nodes = {name.site: node for node in self._index.nodes if (name := parse_name(node.name)) is not None}
 
     def weight(self, site: str) -> Array:
-        """[inputs, outputs], whichever node computes the site; a convolution's inputs ordered by `pair_far_inputs`."""
+        """[inputs, outputs], whichever node computes the site; of a convolution as `flat_kernels` has them."""
         channels, weight = self._channels.get(site), self._weight(site)
         if channels is None:
             return weight
@@ -82,7 +82,7 @@ class FloatSites:
         if value is None:
             raise UserError(f"the weight of {node.name} is not stored as a constant in the float model")
         if node.op_type == "Conv":
-            return np.ascontiguousarray(pair_far_inputs(value.reshape(value.shape[0], -1)).T)
+            return np.ascontiguousarray(flat_kernels(value, _is_tiling(node, value.shape[2:])).T)
         transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
         return np.ascontiguousarray(value.T) if transposed else value
 
@@ -104,6 +104,11 @@ class FloatSites:
         if site not in self._nodes:
             raise UserError(f"the float model has no product for {site!r}; give this model's own float file")
         return self._nodes[site]
+
+
+def _is_tiling(conv: Any, kernel: tuple[int, ...]) -> bool:
+    held = {attribute.name: list(attribute.ints) for attribute in conv.attribute}
+    return is_tiling(kernel, held.get("strides", [1, 1]), held.get("pads", [0]), held.get("dilations", [1]))
 
 
 def output_tensors(model: Model, sites: Iterable[str]) -> dict[str, str]:

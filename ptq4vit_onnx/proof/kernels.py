@@ -2,7 +2,8 @@
 CPU?
 
 A graph is only integer after the *optimised* graph has been looked at: the runtime's fusions may take a
-quantised product back to float without a word. And u8 x s8 saturates in 16 bits on CPUs without VNNI; whether
+quantised product back to float without a word. A product that is neither planned nor, by the plan, left in float counts
+as one that should be in integers. And u8 x s8 saturates in 16 bits on CPUs without VNNI; whether
 it can is decided here by arithmetic on the weights, so the answer is the same on any CPU.
 """
 
@@ -18,6 +19,7 @@ import onnx
 from onnx import TensorProto
 
 from ptq4vit_onnx.errors import ParityError
+from ptq4vit_onnx.graph.float_products import float_products
 from ptq4vit_onnx.graph.integer_products import (
     INTEGER_KERNELS,
     PRODUCT_KERNELS,
@@ -64,10 +66,15 @@ class ProductKernel:
 
 @dataclass(frozen=True)
 class KernelAudit:
-    """Every product of every planned site, and how often each op occurs in the graph that is executed."""
+    """Every product of every planned site, and how often each op occurs in the graph that is executed.
+
+    products: those that must run in integers: the planned ones, and any that the plan knows nothing of. floats: those
+    that the plan leaves in float; site is the product's name.
+    """
 
     products: tuple[ProductKernel, ...]
     op_counts: Mapping[str, int]
+    floats: tuple[ProductKernel, ...] = ()
 
     @property
     def fell_back(self) -> tuple[str, ...]:
@@ -85,10 +92,11 @@ class KernelAudit:
     @property
     def fraction(self) -> str:
         """How many products run in integers, of how many: "44 of 44"."""
-        return f"{self.integers} of {len(self.products)}"
+        return f"{self.integers} of {len(self.products) + len(self.floats)}"
 
     def __str__(self) -> str:
-        return f"{self.fraction} products in integers"
+        asked = f", {len(self.floats)} stay in float as the plan says" if self.floats else ""
+        return f"{self.fraction} products in integers{asked}"
 
     def require_integer(self) -> None:
         """Raise ParityError, naming the products, unless all of them run on integer kernels."""
@@ -108,6 +116,7 @@ class KernelAudit:
             "fell_back": list(self.fell_back),
             "products": [product.to_data() for product in self.products],
             "op_counts": dict(self.op_counts),
+            "floats": [product.to_data() for product in self.floats],
         }
 
 
@@ -120,8 +129,29 @@ def audit(model: Model, plan: ScalePlan | None = None, optimised: onnx.ModelProt
     executed = GraphIndex(optimised if optimised is not None else optimised_model(model))
     source = GraphIndex(load(model, weights=False))
     found = [_inspect(executed, name, node, plan) for name, node in _expected(source, executed, plan)]
+    floats, unplanned = _outside(executed, source, plan)
     counts = Counter(node.op_type for node in executed.nodes)
-    return KernelAudit(tuple(found), dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))))
+    ordered = dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    return KernelAudit((*found, *unplanned), ordered, tuple(floats))
+
+
+def _outside(
+    executed: GraphIndex, source: GraphIndex, plan: ScalePlan | None
+) -> tuple[list[ProductKernel], list[ProductKernel]]:
+    """Products in float of no planned site: (those that may be, those that the plan does not know).
+
+    Without a plan, what the file marks as float may be, and products of other names are not counted.
+    """
+    allowed: list[ProductKernel] = []
+    unknown: list[ProductKernel] = []
+    for item in float_products(executed, source):
+        site, _, operation = item.node.partition("/")
+        kernel = ProductKernel(item.marked or site or item.kernel, operation or item.kernel, item.kernel, False, ())
+        if item.marked is not None and (plan is None or item.marked in plan.floats):
+            allowed.append(kernel)
+        elif plan is not None and site not in plan.sites:
+            unknown.append(kernel)
+    return allowed, unknown
 
 
 def largest_code(index: GraphIndex, product: IntegerProduct, branch: str, site: SitePlan | None, merged: bool) -> int:

@@ -4,15 +4,16 @@ kernels      every product runs on an integer kernel of ONNX Runtime
 saturation   no product can overflow 16 bits on a CPU without VNNI
 sites        every product equals integer arithmetic on the plan's codes and scales
 parameters   what is not quantised (LayerNorms, GELUs, embeddings, tables) is the float model's
-agreement    predictions equal the float model's
-kl, drop     distance of the predicted distributions; loss of top-1 where there are labels
+outputs      as their kind measures them. Logits: agreement, kl, drop. Embeddings: cosine, worst_cosine, agreement
+             (of nearest neighbours), drop (of k-NN accuracy). Features: cosine, worst_cosine.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 from xml.etree import ElementTree
@@ -20,11 +21,12 @@ from xml.etree import ElementTree
 import numpy as np
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.evaluation.compare import AgainstFloat, compare_with_float
-from ptq4vit_onnx.evaluation.evaluate import Predictions, not_finite, predict
+from ptq4vit_onnx.evaluation.predict import Predictions, not_finite, predict
 from ptq4vit_onnx.graph.model_file import ModelFile, require_float, require_reference_of
 from ptq4vit_onnx.graph.model_proto import Array, load
 from ptq4vit_onnx.images.stream import ImageSource
+from ptq4vit_onnx.output_kinds.kinds import OutputKind
+from ptq4vit_onnx.output_kinds.output_kind import Reading
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.progress import Progress, silent
 from ptq4vit_onnx.proof.float_sites import FloatSites, float_parameters, output_tensors, with_channels_folded
@@ -42,18 +44,40 @@ _NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 
 @dataclass(frozen=True)
 class Limits:
-    """min_agreement: a share, 0..1. max_drop: points of top-1. max_kl: nats. None: measured, not judged."""
+    """min_agreement: a share, 0..1, of equal predictions, or of images with the same nearest neighbour. min_cosine,
+    min_worst_cosine: mean and smallest, 0..1. max_drop: points of top-1 or of k-NN accuracy. max_kl: nats.
 
-    min_agreement: float = 0.99
+    None: the default of the model's output kind. Each kind has limits of its own, and refuses the others.
+    """
+
+    min_agreement: float | None = None
     max_drop: float | None = None
     max_kl: float | None = None
+    min_cosine: float | None = None
+    min_worst_cosine: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.min_agreement, (int, float)) or not 0 <= self.min_agreement <= 1:
-            raise UserError(f"min_agreement is {self.min_agreement!r}; expected a share from 0 to 1, as 0.99")
-        for name, limit in (("max_drop", self.max_drop), ("max_kl", self.max_kl)):
-            if limit is not None and (not isinstance(limit, (int, float)) or not 0 <= limit < math.inf):
-                raise UserError(f"{name} is {limit!r}; expected a number of at least 0, or None for no limit")
+        for name, limit in asdict(self).items():
+            least = name.startswith("min_")
+            if limit is None or (
+                isinstance(limit, (int, float)) and 0 <= limit <= (1 if least else sys.float_info.max)
+            ):
+                continue
+            expected = "a share from 0 to 1, as 0.99" if least else "a number of at least 0, or None for no limit"
+            raise UserError(f"{name} is {limit!r}; expected {expected}")
+
+    def of(self, kind: OutputKind) -> dict[str, float | None]:
+        """By name, for a model of this kind; refuses those of other kinds."""
+        given = {name: limit for name, limit in asdict(self).items() if limit is not None}
+        odd = next((name for name in given if name not in kind.limits), None)
+        if odd is not None:
+            known = ", ".join(map(_option, kind.limits))
+            raise UserError(f"{_option(odd)} does not fit a model that returns {kind.plural}; its limits are {known}")
+        return {**kind.limits, **given}
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
@@ -72,7 +96,7 @@ class Check:
 @dataclass(frozen=True)
 class ParityResult:
     """All checks in order. first_divergent: the first site or node that is wrong, and how, if one was found. skipped:
-    images that could not be read and are not among `images`. measured_on: as in Evaluations."""
+    images that could not be read and are not among `images`. measured_on: as in Evaluations. kind: of its outputs."""
 
     model: str
     reference: str
@@ -81,6 +105,7 @@ class ParityResult:
     first_divergent: str | None = None
     skipped: int = 0
     measured_on: str | None = None
+    kind: str = "logits"
 
     @property
     def passed(self) -> bool:
@@ -133,9 +158,9 @@ def check_files(
     require_reference_of(model, reference)
     require_float(reference)
     _require_plan_of(model, plan)
-    chosen = limits or Limits()
-    found = predict([model, reference], source, threads, batch, progress)
-    if chosen.max_drop is not None and found.labels is None:
+    chosen = (limits or Limits()).of(model.kind)
+    found = predict([reference, model], source, threads, batch, progress)
+    if chosen.get("max_drop") is not None and found.labels is None:
         raise UserError(f"--max-drop needs labels, {source} has none; leave it out, or give --data with a labels.csv")
     checks = _inside(model, reference, plan, found.first) + _outside(model, reference, found, chosen)
     failed = [check for check in checks if check.status == "failed"]
@@ -145,9 +170,9 @@ def check_files(
         named = next((_distance(item) for item in distances if not item.passed), None)
         if named is None:
             checks = [_with_farthest(check, distances) if check is failed[0] else check for check in checks]
-    images = len(found.logits[model.path])
+    images = len(found.kept[model.path])
     paths = str(model.path), str(reference.path)
-    return ParityResult(*paths, images, tuple(checks), named, found.skipped, found.measured_on)
+    return ParityResult(*paths, images, tuple(checks), named, found.skipped, found.measured_on, model.kind.name)
 
 
 def _require_plan_of(model: ModelFile, plan: ScalePlan | None) -> None:
@@ -231,38 +256,36 @@ def _saturation(kernels: KernelAudit, plan: ScalePlan | None) -> Check:
     return Check("saturation", "failed", sentence, first.site)
 
 
-def _outside(model: ModelFile, reference: ModelFile, found: Predictions, limits: Limits) -> list[Check]:
-    """What the predictions say; nothing, where one of the models predicts no numbers."""
+def _outside(
+    model: ModelFile, reference: ModelFile, found: Predictions, limits: Mapping[str, float | None]
+) -> list[Check]:
+    """What the outputs say; nothing, where those of one model are no numbers."""
+    names = [_check_name(limit) for limit in limits]
     for file in (model, reference):
-        if sentence := not_finite(file.path, found.logits[file.path]):
-            unknown = [Check(name, "skipped", "not all logits are finite") for name in ("kl", "drop")]
-            return [Check("agreement", "failed", sentence), *unknown]
-    versus = compare_with_float(found.logits[model.path], found.logits[reference.path], found.labels)
-    share, floor = versus.agreement / 100, limits.min_agreement
-    equal = f"{versus.agreement:.2f} % of {versus.images} predictions equal the float model's"
-    reached = _status(share >= floor - 1e-9)  # 0.99 of 500 images is 495 of them, whatever the rounding
-    return [
-        Check("agreement", reached, f"{equal} (at least {100 * floor:g} %)", None, share, floor),
-        _at_most("kl", f"KL {versus.kl:.2g} from the float model", versus.kl, limits.max_kl),
-        _drop(versus, limits),
-    ]
+        if sentence := not_finite(found.kind, file.path, found.kept[file.path]):
+            unknown = [Check(name, "skipped", f"not all {found.kind.plural} are finite") for name in names[1:]]
+            return [Check(names[0], "failed", sentence), *unknown]
+    versus = found.kind.compare(found.kept[model.path], found.kept[reference.path])
+    return [_judged(name, reading, limits[name]) for name, reading in versus.readings.items()]
 
 
-def _drop(versus: AgainstFloat, limits: Limits) -> Check:
-    if versus.drop is None:
-        return Check("drop", "skipped", "no labels")
-    sentence = (
-        f"top-1 {versus.top1_quantised:.2f} %, float {versus.top1_float:.2f} %: drop "
-        f"{versus.drop.points:.2f} +- {versus.drop.standard_error:.2f} points"
-    )
-    return _at_most("drop", sentence, versus.drop.points, limits.max_drop)
+def _check_name(limit: str) -> str:
+    return limit.removeprefix("min_").removeprefix("max_")
 
 
-def _at_most(name: str, sentence: str, value: float, limit: float | None) -> Check:
-    said = "no limit" if limit is None else f"at most {limit:g}"
-    within = math.isfinite(value) and (limit is None or value <= limit + 1e-9)
+def _judged(name: str, reading: Reading, limit: float | None) -> Check:
+    """A reading held against the limit called `name`: min_.. or max_.., by which the check is called as well."""
+    value, least = reading.value, name.startswith("min_")
+    if value is None:
+        return Check(_check_name(name), "skipped", reading.sentence)
     held = value if math.isfinite(value) else None  # JSON has no word for NaN
-    return Check(name, _status(within), f"{sentence} ({said})", None, held, limit)
+    if limit is None:
+        return Check(_check_name(name), _status(held is not None), f"{reading.sentence} (no limit)", None, held, None)
+    # 0.99 of 500 images is 495 of them, whatever the rounding
+    within = held is not None and (value >= limit - 1e-9 if least else value <= limit + 1e-9)
+    said = f"{100 * limit:g} %" if reading.as_share else f"{limit:g}"
+    sentence = f"{reading.sentence} (at {'least' if least else 'most'} {said})"
+    return Check(_check_name(name), _status(within), sentence, None, held, limit)
 
 
 def _status(passed: bool) -> Status:

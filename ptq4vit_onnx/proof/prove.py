@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from ptq4vit_onnx.errors import ParityError
-from ptq4vit_onnx.evaluation.compare import AgainstFloat, compare_with_float
+from ptq4vit_onnx.evaluation.predict import Comparison
 from ptq4vit_onnx.graph.model_proto import load
 from ptq4vit_onnx.images.choice import ChosenImages, MeasuredOn
 from ptq4vit_onnx.model_loading.load import LoadedModel
+from ptq4vit_onnx.output_kinds.output_kind import AgainstFloat, Kept, Outputs
 from ptq4vit_onnx.passes import PassReport, quantize
 from ptq4vit_onnx.plan.file_layout import InputType
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
@@ -23,12 +24,12 @@ from ptq4vit_onnx.proof.kernels import KernelAudit, audit
 from ptq4vit_onnx.proof.layout import layout_of
 from ptq4vit_onnx.proof.replay import Divergence, Replay
 from ptq4vit_onnx.proof.site_parity import SiteParity, check_sites, require_exact
-from ptq4vit_onnx.runtime.session import optimised_model, run
+from ptq4vit_onnx.runtime.session import optimised_model, session
 
 Array = np.ndarray[Any, Any]
 SITE_IMAGES = 2  # images on which every product is held against the integer oracle
 # How much is simulated: 32 images of 224 x 224 pixels, or all digits. More adds minutes and hardly proof: every product
-# has been checked by then, and an image compares all of its logits bit for bit.
+# has been checked by then, and an image compares all of its outputs bit for bit.
 SIMULATED_PIXELS = 32 * 224 * 224
 LEAST_SIMULATED = 8
 
@@ -68,10 +69,9 @@ def prove(
     sites = check_sites(path, plan, few, FloatSites(float_path, plan), optimised)
     require_exact(sites)
     replayed = _replay(path, plan, model, few)
-    quantised = run(path, images.measured.images, threads=0)
-    end_to_end = _end_to_end(quantised, path, plan, model, images, progress)
-    reference = run(float_path, images.measured.images, threads=0)
-    versus = compare_with_float(quantised, reference, None if model.is_random else images.measured.labels)
+    first, kept = _measure(path, float_path, model, images)
+    end_to_end = _end_to_end(first, path, plan, model, images, progress)
+    versus = model.kind.compare(kept[path], kept[float_path])
     return Proof(kernels, sites, replayed, end_to_end, versus, images.measured_on)
 
 
@@ -85,32 +85,49 @@ def _replay(path: Path, plan: ScalePlan, model: LoadedModel, few: Array) -> list
     return hold.divergences
 
 
-def _end_to_end(
-    quantised: Array, path: Path, plan: ScalePlan, model: LoadedModel, images: ChosenImages, progress: Progress
-) -> EndToEnd:
-    """quantised: the file's logits [images, classes] on all images that are measured on."""
+def _measure(
+    path: Path, float_path: Path, model: LoadedModel, images: ChosenImages
+) -> tuple[Outputs, dict[Path, Kept]]:
+    """(the quantised file's outputs on the images that are simulated; what is kept of both files on all).
+
+    A batch at a time: whole feature maps of all images do not fit into memory.
+    """
     height, width = model.preprocessing.size[1:]
-    first = slice(max(LEAST_SIMULATED, SIMULATED_PIXELS // (height * width)))
-    result = _against_simulator(quantised[first], path, plan, model, images.measured.images[first], progress)
+    pixels, count = images.measured.images, max(LEAST_SIMULATED, SIMULATED_PIXELS // (height * width))
+    both = Comparison(model.kind, {file: session(file, threads=0) for file in (float_path, path)})
+    first: list[Outputs] = []
+    for outputs in both.add(dict.fromkeys((float_path, path), pixels)):
+        if sum(len(part[0]) for part in first) < count:
+            first.append(outputs[path])
+    joined = tuple(np.concatenate(parts)[:count] for parts in zip(*first, strict=True))
+    return joined, both.kept(None if model.is_random else images.measured.labels)
+
+
+def _end_to_end(
+    first: Outputs, path: Path, plan: ScalePlan, model: LoadedModel, images: ChosenImages, progress: Progress
+) -> EndToEnd:
+    """first: the file's outputs on the images that are simulated."""
+    pixels = images.measured.images[: len(first[0])]
+    result = _against_simulator(first, path, plan, model, pixels, progress)
     if not result.passed:
         raise ParityError(result.sentence)
     return result
 
 
 def _against_simulator(
-    quantised: Array, path: Path, plan: ScalePlan, model: LoadedModel, pixels: Array, progress: Progress
+    quantised: Outputs, path: Path, plan: ScalePlan, model: LoadedModel, pixels: Array, progress: Progress
 ) -> EndToEnd:
-    """The file's logits against the plan in integers with the runtime's own float kernels: equal, bit for bit.
+    """The file's outputs against the plan in integers with the runtime's own float kernels: equal, bit for bit.
 
     A version of ONNX Runtime that fuses float operations otherwise rounds otherwise, and rounding is a cliff. Where
     that brings the two apart, the limit is what the simulator reaches against itself with its last bits nudged.
     """
-    from ptq4vit_onnx.simulation.fake import simulate, simulate_exactly
+    from ptq4vit_onnx.simulation.fake import simulate_all, simulate_all_exactly
 
-    exactly = simulate_exactly(model.module, plan, layout_of(load(path), plan), pixels, progress=progress)
-    result = check_end_to_end(quantised, exactly, model.is_random)
+    exactly = simulate_all_exactly(model.module, plan, layout_of(load(path), plan), pixels, progress=progress)
+    result = check_end_to_end(quantised, exactly, model.is_random, kind=model.kind)
     if result.passed:
         return result
-    nudged = simulate(model.module, plan, pixels, nudge=True, progress=progress, title="simulating, nudged")
-    simulated = simulate(model.module, plan, pixels, progress=progress)
-    return check_end_to_end(quantised, simulated, model.is_random, nudged)
+    nudged = simulate_all(model.module, plan, pixels, nudge=True, progress=progress, title="simulating, nudged")
+    simulated = simulate_all(model.module, plan, pixels, progress=progress)
+    return check_end_to_end(quantised, simulated, model.is_random, nudged, model.kind)

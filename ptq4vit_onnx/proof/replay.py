@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from ptq4vit_onnx.errors import ParityError
-from ptq4vit_onnx.evaluation import metrics
 from ptq4vit_onnx.graph.integer_products import Array
 from ptq4vit_onnx.graph.model_proto import Model, load
+from ptq4vit_onnx.output_kinds import metrics
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.proof.float_sites import column_factors_of, output_tensors
 from ptq4vit_onnx.runtime.inner_tensors import Inside
@@ -58,7 +58,7 @@ class Replay:
         ... in the simulator: output = replay(site, output), for every site in turn ...
         replay.first_divergent                   # None if all sites agree
 
-    The last site's simulated output is handed on as it is, so that the simulator's logits are its own.
+    The last site's simulated output is handed on as it is, so that the simulator's output is its own.
     """
 
     def __init__(self, model: Model, plan: ScalePlan, limit: float = REPLAY_LIMIT) -> None:

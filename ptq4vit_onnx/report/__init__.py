@@ -6,6 +6,7 @@ page         report.html, from the jinja2 templates in templates/
 rows         what the page knows of each site
 table        its table of sites, and quantizers in words
 twin_words   what `--twin auto` chose at each site, in words
+float_words  which products stay in float, in words
 site_charts  its charts of all sites and of each site
 charts       histograms and search curves as SVG
 """

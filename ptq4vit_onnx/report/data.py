@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.graph.model_proto import file_bytes
+from ptq4vit_onnx.output_kinds.kinds import KINDS, OutputKind
 from ptq4vit_onnx.report import twin_words
 
 if TYPE_CHECKING:
-    from ptq4vit_onnx.evaluation.compare import AgainstFloat
     from ptq4vit_onnx.images.loading import ImageSet
     from ptq4vit_onnx.model_loading.load import LoadedModel, Origin
+    from ptq4vit_onnx.output_kinds.output_kind import AgainstFloat
     from ptq4vit_onnx.passes import PassReport
     from ptq4vit_onnx.plan.evidence import SiteEvidence
     from ptq4vit_onnx.plan.options import Options
@@ -69,11 +70,14 @@ class CalibrationImages:
 
 @dataclass(frozen=True)
 class Output:
-    """What the model returns. kind: logits, embedding or features. names: of its tensors. why: the kind, and why."""
+    """What the model returns. names: of its tensors. why: a sentence, what it was taken for and why."""
 
-    kind: str
-    names: tuple[str, ...]
-    why: str
+    kind: OutputKind = KINDS["logits"]
+    names: tuple[str, ...] = ("logits",)
+    why: str = ""
+
+    def __str__(self) -> str:
+        return self.why or f"{self.kind.plural}: {', '.join(self.names)}"
 
 
 @dataclass(frozen=True)
@@ -89,13 +93,13 @@ class Inputs:
     bits: Bits
     calibration_images: CalibrationImages
     resampled: str = ""
-    output: Output = Output("logits", ("logits",), "")
+    output: Output = Output()
     remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: LoadedModel, options: Options, images: ImageSet, plan: ScalePlan) -> Inputs:
         bits = Bits(options.weight_bits, options.activation_bits)
-        output = Output(model.kind.name, model.outputs, model.taken_for)
+        output = Output(model.kind, model.outputs, model.taken_for)
         return cls(
             model.name, model.origin, bits, CalibrationImages.of(images, plan), model.resampled, output, model.remarks
         )
@@ -182,7 +186,7 @@ class Report:
             "float_parity": {**asdict(self.float_parity), "passed": self.float_parity.passed},
             **_proof_data(self),
             "passes": asdict(self.passes),
-            **_choices_data(self.plan),
+            **_choices_data(self.plan, self.inputs.output.kind),
             "channels": self.folded_channels,
             "latency": self.latency.to_data(),
             "bytes": asdict(self.sizes),
@@ -191,14 +195,14 @@ class Report:
 
 
 def _inputs_data(inputs: Inputs, plan: ScalePlan) -> dict[str, Any]:
-    images = inputs.calibration_images
+    images, output = inputs.calibration_images, inputs.output
     return {
         "model": inputs.model,
         "random_weights": inputs.random_weights,
         "synthetic_images": False,  # no export is calibrated on made-up images
         "weights_from": inputs.weights_from,
         "resampled": inputs.resampled or None,
-        "output": {**asdict(inputs.output), "names": list(inputs.output.names)},
+        "output": {"kind": output.kind.name, "names": list(output.names), "why": output.why},
         "remarks": list(inputs.remarks),
         "bits": asdict(inputs.bits),
         "options": dict(plan.options),
@@ -220,6 +224,7 @@ def _proof_data(report: Report) -> dict[str, Any]:
     proof, largest = report.proof, report.largest_divergence
     return {
         "kernels": proof.kernels.to_data(),
+        "float_products": dict(report.plan.floats),
         "site_parity": [site.to_data() for site in proof.sites],
         "replay": {
             "largest": largest.relative_error,
@@ -233,12 +238,12 @@ def _proof_data(report: Report) -> dict[str, Any]:
     }
 
 
-def _choices_data(plan: ScalePlan) -> dict[str, Any]:
+def _choices_data(plan: ScalePlan, kind: OutputKind) -> dict[str, Any]:
     choices = {name: twin_words.twin_choice(site) for name, site in plan.sites.items()}
     return {
         "losses": {name: dict(site.losses) for name, site in plan.sites.items()},
         "twins": {
-            "summary": twin_words.summary(plan.sites),
+            "summary": twin_words.summary(plan.sites, kind),
             "sites": {name: str(choice) for name, choice in choices.items() if choice is not None},
         },
     }

@@ -6,12 +6,13 @@ This module says what the page shows; the files in templates/ say how, and escap
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ptq4vit_onnx import __version__
+from ptq4vit_onnx.output_kinds.output_kind import Headline as Tile
 from ptq4vit_onnx.report.charts import figure
 from ptq4vit_onnx.report.data import Inputs, Report
 from ptq4vit_onnx.report.rows import SiteRow, noisiest, site_rows, worst
@@ -19,17 +20,7 @@ from ptq4vit_onnx.report.site_charts import METRIC_TITLES, details, overview
 from ptq4vit_onnx.report.table import table
 
 if TYPE_CHECKING:
-    from ptq4vit_onnx.evaluation.compare import AgainstFloat
     from ptq4vit_onnx.runtime.bench import BenchResult
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A large number at the top of the page, with what it is and a note below it."""
-
-    what: str
-    number: str
-    note: str
 
 
 @dataclass(frozen=True)
@@ -62,6 +53,7 @@ def render(report: Report) -> str:
         overview=overview(rows) if recorded else None,
         details=details(rows, metric) if recorded else None,
         metric=metric,
+        kind=report.inputs.output.kind,
         metric_titles=METRIC_TITLES,
         table=table(rows),
         facts=_facts(report),
@@ -128,31 +120,28 @@ def _weakest(rows: Sequence[SiteRow]) -> str:
 
 
 def tiles(report: Report) -> list[Tile]:
-    versus, sizes = report.against_float, report.sizes
-    on = f"on {report.proof.measured_on}"
-    random = "; random weights: says nothing about accuracy" if report.inputs.random_weights else ""
+    sizes = report.sizes
     return [
-        *_accuracy(versus, on),
-        Tile("Agreement with float", f"{versus.agreement:.1f} %",
-             f"KL {figure(versus.kl, 2)} nats, {on}{random}"),
+        *_accuracy(report),
         Tile("Size", _megabytes(sizes.model),
              f"float {_megabytes(sizes.float)}, {sizes.float / max(sizes.model, 1):.1f}× smaller"),
         Tile("Products in integers", report.kernels.fraction,
-             f"on ONNX Runtime's own kernels; {report.moved_weights} weights moved to be exact on every CPU"),
+             f"on ONNX Runtime's own kernels; {report.moved_weights} weights moved to be exact on every CPU"
+             + (f"; {len(report.kernels.floats)} stay in float, listed below" if report.kernels.floats else "")),
         Tile("Parity", report.exact_products,
              f"products equal integer arithmetic; {report.end_to_end.sentence}"),
         *_latency(report.latency),
     ]  # fmt: skip
 
 
-def _accuracy(versus: AgainstFloat, on: str) -> list[Tile]:
-    if versus.top1_quantised is None:
-        return []
-    note = f"float {versus.top1_float:.1f} %"
-    if versus.drop is not None:
-        points = versus.drop.points + 0.0  # makes -0.0 print as 0.0
-        note += f", drop {points:.1f} ± {versus.drop.standard_error:.1f} points"
-    return [Tile("Top-1", f"{versus.top1_quantised:.1f} %", f"{note}, {on}")]
+def _accuracy(report: Report) -> list[Tile]:
+    """What the outputs' kind measures. The last is the distance from the float model, with a caveat where weights are
+    random."""
+    on = f"on {report.proof.measured_on}"
+    found = [replace(tile, note=f"{tile.note}, {on}") for tile in report.against_float.headlines]
+    if report.inputs.random_weights:
+        found[-1] = replace(found[-1], note=f"{found[-1].note}; random weights: says nothing about accuracy")
+    return found
 
 
 def _latency(latency: BenchResult) -> list[Tile]:
@@ -174,6 +163,7 @@ def _facts(report: Report) -> list[Facts]:
     inputs = {
         "weights from": report.inputs.weights_from,
         "weights SHA-256": plan.weights,
+        "returns": f"{report.inputs.output.kind.plural}: {', '.join(report.inputs.output.names)}",
         "images": f"{images}; {len(images.skipped)} skipped",
         "images SHA-256": plan.images,
     }
@@ -182,13 +172,15 @@ def _facts(report: Report) -> list[Facts]:
         Facts("Versions", plan.versions),
         Facts("Inputs", inputs),
         Facts("Checks", _checks(report)),
+        *([Facts("Products in float", plan.floats)] if plan.floats else []),
     ]
 
 
 def _checks(report: Report) -> dict[str, str]:
     parity, sizes, operations = report.float_parity, report.sizes, report.kernels.op_counts
+    scale = f"{report.inputs.output.kind.plural}' scale"
     return {
-        "float ONNX against torch": f"{figure(parity.error, 2)} of the logits' scale (limit {parity.tolerance:g})",
+        "float ONNX against torch": f"{figure(parity.error, 2)} of the {scale} (limit {parity.tolerance:g})",
         "end to end": report.end_to_end.sentence,
         "float.onnx": f"{sizes.float:,} bytes",
         "model.onnx": f"{sizes.model:,} bytes",

@@ -101,7 +101,7 @@ def _channels(row: SiteRow) -> str:
 
 
 def _twin(row: SiteRow) -> str:
-    """Why two ranges were taken or left: the expected damage they save, in nats per image or by the metric."""
+    """Why two ranges were taken or left: the expected damage they save, in the output kind's unit, or by the metric."""
     choice = twin_choice(row.plan)
     if choice is None:
         return ""

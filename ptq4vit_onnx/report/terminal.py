@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ptq4vit_onnx.report import twin_words
+from ptq4vit_onnx.report import float_words, twin_words
 from ptq4vit_onnx.report.data import Report
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def _model(report: Report) -> list[Row]:
     return [
         ("model", inputs.model + (" with RANDOM WEIGHTS" if inputs.random_weights else "")),
         *(("WARNING", warning) for warning in warnings if warning),
-        ("output", inputs.output.why or inputs.output.kind),
+        ("output", str(inputs.output)),
         ("bits", f"weights {inputs.bits.weights}, activations {inputs.bits.activations}"),
         ("calibrated on", str(inputs.calibration_images)),
         ("sites found", str(len(report.plan.sites))),
@@ -36,7 +36,7 @@ def _choices(report: Report) -> list[Row]:
     pixels = report.plan.options.get("pixels_as")
     if pixels:
         found.append(("pixels", str(pixels)))
-    summary = twin_words.summary(report.plan.sites)
+    summary = twin_words.summary(report.plan.sites, report.inputs.output.kind)
     if summary:
         found.append(("twins", summary))
     if report.folded_channels:
@@ -47,10 +47,11 @@ def _choices(report: Report) -> list[Row]:
 
 def _proof(report: Report) -> list[Row]:
     parity, largest = report.float_parity, report.largest_divergence
+    scale = f"{report.inputs.output.kind.plural}' scale"
     return [
-        ("float parity", f"{parity.error:.1e} of the logits' scale, ONNX Runtime against torch "
-                         f"(limit {parity.tolerance:g})"),
+        ("float parity", f"{parity.error:.1e} of the {scale}, ONNX Runtime against torch (limit {parity.tolerance:g})"),
         ("kernels", f"{report.kernels}, {report.moved_weights} weights moved to be exact on every CPU"),
+        *(("in float", text) for text in float_words.by_reason(report.plan.floats)),
         ("site parity", f"{report.exact_products} products equal integer arithmetic"),
         ("replay", f"every site within {largest.relative_error:.1e} of its spread of the simulator, from the "
                    f"runtime's own values (limit {largest.limit:g})"),
@@ -62,9 +63,10 @@ def _accuracy(report: Report) -> list[Row]:
     versus = report.against_float
     caveat = " (random weights: says nothing about accuracy)" if report.inputs.random_weights else ""
     on = f"on {report.proof.measured_on}"
-    found = [("against float", f"{versus.agreement:.1f} % agreement, KL {versus.kl:.2g}, {on}{caveat}")]
-    if versus.top1_float is not None:
-        found.append(("top-1", f"{versus.top1_quantised:.1f} % (float {versus.top1_float:.1f} %), {on}"))
+    found = [("against float", f"{versus.summary}, {on}{caveat}")]
+    if versus.accuracy is not None:
+        title, text = versus.accuracy
+        found.append((title, f"{text}, {on}"))
     return found
 
 

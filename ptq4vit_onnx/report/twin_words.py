@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ptq4vit_onnx.output_kinds.kinds import KINDS, OutputKind
 from ptq4vit_onnx.plan.quantizers import QUANTIZERS
 from ptq4vit_onnx.plan.scale_plan import SitePlan
 
@@ -37,8 +38,8 @@ def twin_choice(site: SitePlan) -> TwinChoice | None:
     return TwinChoice(taken, min(single) - twin, taken and site.lhs.merged is not None)
 
 
-def summary(sites: Mapping[str, SitePlan]) -> str | None:
-    """One line for the table at the end of an export; None where nothing was chosen."""
+def summary(sites: Mapping[str, SitePlan], kind: OutputKind = KINDS["logits"]) -> str | None:
+    """One line for the table at the end of an export; None where nothing was chosen. kind: of the model's outputs."""
     choices = [choice for site in sites.values() if (choice := twin_choice(site)) is not None]
     if not choices:
         return None
@@ -46,5 +47,5 @@ def summary(sites: Mapping[str, SitePlan]) -> str | None:
     left = [max(choice.saves, 0.0) for choice in choices if not choice.taken]
     text = f"{len(taken)} of {len(choices)} softmax and GELU inputs take two ranges, which saves {sum(taken):.2g} "
     others = sorted({metric for site in sites.values() for metric in site.losses} - {"hessian"})
-    text += f"of the loss ({', '.join(others)})" if others else "nats of expected damage per image"
+    text += f"of the loss ({', '.join(others)})" if others else kind.damage
     return text + (f"; the others would save {sum(left):.2g}, not worth second products" if left else "")

@@ -14,13 +14,13 @@ import onnx
 import onnxruntime
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.graph import model_proto
 from ptq4vit_onnx.graph.model_proto import Array, Model
 from ptq4vit_onnx.runtime.feeding import BYTES, FLOATS, as_fed
 
 logger = logging.getLogger(__name__)
 
 
-PROTOBUF_LIMIT = 2**31 - 2**20  # a protobuf message must stay below 2 GB; the graph itself needs a little room
 _CPU_ONLY = ["CPUExecutionProvider"]
 _QUIET = 3  # ONNX Runtime's severity level "error"
 
@@ -61,10 +61,16 @@ def run(
     threads: int = 1,
 ) -> Array:
     """The first output for `images` [n, channels, height, width] float32, as [n, ...]: logits of a
-    classifier.
+    classifier. `model` may also be a session.
+    """
+    return run_all(model, images, batch, threads)[0]
 
-    `model` may also be a session. A model of static batch is run in batches of its own size; the last one is
-    filled up by repeating its last image, and the surplus is cut off.
+
+def run_all(model: Model | Any, images: Array, batch: int = 8, threads: int = 1) -> tuple[Array, ...]:
+    """All outputs in the model's order, each [n, ...], for `images` as in `run`.
+
+    A model of static batch is run in batches of its own size; the last one is filled up by repeating its last image,
+    and the surplus is cut off.
     """
     if len(images) == 0:
         raise UserError("no images to run the model on, expected at least one")
@@ -75,10 +81,11 @@ def run(
     for start in range(0, len(images), size):
         part = images[start : start + size]
         fed = _fill(part, size) if fixed else part
-        output = run_once(runner, {name: fed})[0]
-        _require_rows(runner, output, len(fed))
-        outputs.append(output[: len(part)])
-    return np.concatenate(outputs)
+        found = run_once(runner, {name: fed})
+        for output in found:
+            _require_rows(runner, output, len(fed))
+        outputs.append([output[: len(part)] for output in found])
+    return tuple(np.concatenate(parts) for parts in zip(*outputs, strict=True))
 
 
 def run_once(runner: Any, feeds: dict[str, Array], names: list[str] | None = None) -> list[Array]:
@@ -113,6 +120,11 @@ def image_input(runner: Any) -> Any:
             f"{_name(runner)} has {len(inputs)} inputs ({found}); expected one {FLOATS} or {BYTES} of images"
         )
     return inputs[0]
+
+
+def output_names(runner: Any) -> tuple[str, ...]:
+    """Of a session's model, in the order of its outputs."""
+    return tuple(entry.name for entry in runner.get_outputs())
 
 
 def static_batch(runner: Any) -> int | None:
@@ -160,7 +172,7 @@ def _fill(part: Array, size: int) -> Array:
 
 def _write_optimised_graph_to(options: Any, path: Path, model: Model) -> None:
     options.optimized_model_filepath = str(path)
-    if _size(model) > PROTOBUF_LIMIT // 2:
+    if _size(model) > model_proto.PROTOBUF_LIMIT // 2:
         # constants may grow when packed weights are unfolded, so half the limit is where one file is safe
         key = "session.optimized_model_external_initializers"
         options.add_session_config_entry(f"{key}_file_name", path.name + ".data")
@@ -171,7 +183,7 @@ def _size(model: Model) -> int:
     if isinstance(model, bytes):
         return len(model)
     if isinstance(model, onnx.ModelProto):
-        return int(model.ByteSize())
+        return model_proto.tensor_bytes(model)
     beside = [path for path in model.parent.glob(model.name + "*") if path.is_file()]
     return sum(path.stat().st_size for path in beside)
 
@@ -185,12 +197,10 @@ def _source(model: Model) -> Iterator[str | bytes]:
         if not model.is_file():
             raise UserError(f"no model file at {model}")
         yield str(model)
-    elif _size(model) < PROTOBUF_LIMIT:
+    elif _size(model) < model_proto.PROTOBUF_LIMIT:
         yield model.SerializeToString()
     else:
         with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as folder:
             path = Path(folder) / "model.onnx"
-            copy = onnx.ModelProto()
-            copy.CopyFrom(model)  # saving moves the weights out of the proto it is given
-            onnx.save(copy, str(path), save_as_external_data=True, location="model.data")
+            model_proto.write_model(model, path)
             yield str(path)

@@ -5,7 +5,7 @@ its own. This one computes each product exactly and goes back to float32 in the 
 
     acc * (lhs scale * rhs scale)  [+ the twin's other branch]  [+ outliers]  [+ bias]  [* the heads' scales]
 
-With the runtime's own LayerNorm, softmax and GELU in between (`ort_kernels`), its logits are the file's.
+With the runtime's own LayerNorm, softmax and GELU in between (`ort_kernels`), its outputs are the file's.
 """
 
 from __future__ import annotations

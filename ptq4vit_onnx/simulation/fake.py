@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ptq4vit_onnx.network.answers import answers
 from ptq4vit_onnx.network.calls import Call
 from ptq4vit_onnx.network.channel_folding import folded
 from ptq4vit_onnx.network.discovery import Handler, as_deployed, compute_plainly, watching
@@ -22,6 +23,7 @@ from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.progress import Progress, silent
 
 Array = np.ndarray[Any, Any]
+Outputs = tuple[Array, ...]  # all outputs of the model on the same images, each [n, ...]
 
 
 class Hold(Protocol):
@@ -98,9 +100,23 @@ def simulate(
     progress: Progress = silent,
     title: str = "simulating",
 ) -> Array:
-    """Logits [n, classes] of the model under the plan, or of the float model where plan is None."""
+    """The first output [n, ...] of the model under the plan, or of the float model where plan is None."""
+    return simulate_all(model, plan, images, batch, sites, nudge, progress, title)[0]
+
+
+def simulate_all(
+    model: nn.Module,
+    plan: ScalePlan | Mapping[str, SitePlan] | None,
+    images: Array,
+    batch: int = 16,
+    sites: set[str] | None = None,
+    nudge: bool = False,
+    progress: Progress = silent,
+    title: str = "simulating",
+) -> Outputs:
+    """All outputs of the model under the plan, or of the float model where plan is None."""
     watch = as_deployed(model) if plan is None else applying(model, plan, Simulator(plan, sites, nudge))
-    return _logits(model, images, batch, watch, progress, title)
+    return _outputs(model, images, batch, watch, progress, title)
 
 
 def simulate_exactly(
@@ -111,21 +127,33 @@ def simulate_exactly(
     batch: int = 8,
     progress: Progress = silent,
 ) -> Array:
-    """Logits [n, classes] of the plan in integer arithmetic, rounded as a file of `layout` rounds in ONNX Runtime."""
+    """The first output [n, ...] of the plan in integer arithmetic, rounded as a file of `layout` in ONNX Runtime."""
+    return simulate_all_exactly(model, plan, layout, images, batch, progress)[0]
+
+
+def simulate_all_exactly(
+    model: nn.Module,
+    plan: ScalePlan,
+    layout: FileLayout,
+    images: Array,
+    batch: int = 8,
+    progress: Progress = silent,
+) -> Outputs:
+    """All outputs of the plan in integer arithmetic, rounded as a file of `layout` rounds in ONNX Runtime."""
     from ptq4vit_onnx.simulation.exact import ExactSimulator
     from ptq4vit_onnx.simulation.ort_kernels import RuntimeFloats
 
     with RuntimeFloats():  # outside: products are seen before it
-        return _logits(
+        return _outputs(
             model, images, batch, applying(model, plan, ExactSimulator(plan, layout)), progress, "simulating"
         )
 
 
-def _logits(model: nn.Module, images: Array, batch: int, watch: Any, progress: Progress, title: str) -> Array:
+def _outputs(model: nn.Module, images: Array, batch: int, watch: Any, progress: Progress, title: str) -> Outputs:
     starts = range(0, len(images), batch)
     with torch.no_grad(), watch:
-        chunks = [model(torch.from_numpy(images[start : start + batch])) for start in progress(starts, title)]
-    return torch.cat(chunks).numpy()
+        chunks = [answers(model, torch.from_numpy(images[start : start + batch])) for start in progress(starts, title)]
+    return tuple(torch.cat(parts).numpy() for parts in zip(*chunks, strict=True))
 
 
 def replay(model: nn.Module, plan: ScalePlan, hold: Hold, images: Array) -> None:
@@ -142,6 +170,6 @@ def replay(model: nn.Module, plan: ScalePlan, hold: Hold, images: Array) -> None
 
 
 def predictor(model: nn.Module, plan: Mapping[str, SitePlan], batch: int = 16) -> Callable[[Array], Array]:
-    """images [n, C, H, W] -> logits under the plan; weights are quantised once for all calls."""
+    """images [n, C, H, W] -> the first output under the plan; weights are quantised once for all calls."""
     simulator = Simulator(plan)
-    return lambda images: _logits(model, images, batch, applying(model, plan, simulator), silent, "")
+    return lambda images: _outputs(model, images, batch, applying(model, plan, simulator), silent, "")[0]

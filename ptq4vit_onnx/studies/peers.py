@@ -17,6 +17,7 @@ from ptq4vit_onnx.images.builtin import built_in_photos
 from ptq4vit_onnx.images.embedded import embedded_digits
 from ptq4vit_onnx.images.loading import ImageSet, load_images
 from ptq4vit_onnx.images.stream import ImageSource
+from ptq4vit_onnx.output_kinds.kinds import KINDS, OutputKind
 from ptq4vit_onnx.progress import Progress
 from ptq4vit_onnx.proof.kernels import KernelAudit, audit
 from ptq4vit_onnx.runtime.quiet import quiet_logging
@@ -98,16 +99,18 @@ CALIBRATION_IMAGES = 32  # as many as an export uses by default
 
 @dataclass(frozen=True)
 class JudgedModel:
-    """What is known of a model besides its speed. evaluation: None without images to judge it on."""
+    """What is known of a model besides its speed. evaluation: None without images to judge it on. kind: of what
+    it returns."""
 
     name: str
     bytes: int
     kernels: KernelAudit
     evaluation: Evaluation | None
+    kind: OutputKind = KINDS["logits"]
 
     def to_data(self) -> dict[str, Any]:
         judged = {} if self.evaluation is None else self.evaluation.to_data()
-        names = ("images", "top1", "top5", "agreement", "kl", "drop")
+        names = ("images", *(column.key for column in self.kind.columns))
         return {
             "name": self.name,
             "bytes": self.bytes,
@@ -157,7 +160,10 @@ def judge(
         files = [replace(reference, path=path) for path in models.values()]
         found = evaluate_files(files, source, reference, threads=0, progress=progress)
         evaluations = dict(zip(models, found.models, strict=True))
-    return [JudgedModel(name, file_bytes(path), audit(path), evaluations.get(name)) for name, path in models.items()]
+    return [
+        JudgedModel(name, file_bytes(path), audit(path), evaluations.get(name), reference.kind)
+        for name, path in models.items()
+    ]
 
 
 def require_same_model(models: Sequence[Path], reference: ModelFile) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.evaluation import metrics
-from ptq4vit_onnx.evaluation.metrics import Array
 from ptq4vit_onnx.files.outputs import write_whole
+from ptq4vit_onnx.output_kinds import metrics
+from ptq4vit_onnx.output_kinds.metrics import Array
 
 COLUMNS = (
     "model", "method", "bits", "images", "top1", "paper_top1", "drop", "drop_error", "paper_drop", "float_top1",

@@ -13,22 +13,22 @@ import onnx
 import pytest
 
 from ptq4vit_onnx.cli import main as cli
-from ptq4vit_onnx.evaluation import evaluate as evaluation
-from ptq4vit_onnx.evaluation import metrics
+from ptq4vit_onnx.evaluation import predict as evaluation
 from ptq4vit_onnx.graph.model_file import read_model_file
 from ptq4vit_onnx.images.loading import load_images, pick
 from ptq4vit_onnx.images.stream import AT_ONCE, ImageSource, open_images
+from ptq4vit_onnx.output_kinds import metrics
 from ptq4vit_onnx.runtime.session import run
 
-FIELDS = ["path", "images", "top1", "top5", "agreement", "kl", "drop", "skipped"]
+FIELDS = {"path", "images", "top1", "top5", "agreement", "kl", "drop", "drop_error", "skipped"}
 
 
 def evaluated(capsys: pytest.CaptureFixture[str], *arguments: Any) -> list[dict[str, Any]]:
     """The models of `eval --json`; nothing else may be printed on standard output."""
     assert cli.main(["eval", "--json", "--threads", "1", *map(str, arguments)]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert list(data) == ["models", "measured_on"] and data["measured_on"] is None
-    assert all(list(model) == FIELDS for model in data["models"])
+    assert list(data) == ["models", "measured_on", "kind"] and data["measured_on"] is None
+    assert all(set(model) == FIELDS for model in data["models"])
     return list(data["models"])
 
 
@@ -123,7 +123,7 @@ def test_corrupt_and_missing_images_are_refused_before_a_figure_is_made_of_the_o
 ) -> None:
     monkeypatch.setattr("ptq4vit_onnx.images.stream.AT_ONCE", 5)
     run_on: list[Any] = []
-    monkeypatch.setattr(evaluation, "run", lambda *given: run_on.append(given))
+    monkeypatch.setattr(evaluation, "run_all", lambda *given: run_on.append(given))
     model = [exported / "model.onnx", "--reference", exported / "float.onnx"]
     message = refused(command, *model, "--data", damaged)
     assert f"cannot read 2 images, the first is {damaged / '02.png'}: " in message

@@ -16,7 +16,8 @@ import pytest
 from onnx import numpy_helper
 
 from ptq4vit_onnx.cli import main as cli
-from ptq4vit_onnx.proof.parity_gate import _at_most
+from ptq4vit_onnx.output_kinds.output_kind import Reading
+from ptq4vit_onnx.proof.parity_gate import _judged
 
 CHECKS = ["kernels", "saturation", "parameters", "sites", "agreement", "kl", "drop"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -213,7 +214,7 @@ def test_logits_that_are_not_finite_fail_and_leave_no_nan_in_the_json(
 
 @pytest.mark.parametrize("limit", [None, 0.1])
 def test_a_value_that_is_no_number_fails_and_is_null(limit: float | None) -> None:
-    check = _at_most("kl", "KL nan", float("nan"), limit)
+    check = _judged("max_kl", Reading(float("nan"), "KL nan"), limit)
     assert (check.status, check.value) == ("failed", None)
 
 

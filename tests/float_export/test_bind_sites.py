@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.float_export.bind_sites import bind_sites
-from ptq4vit_onnx.plan.sites import Site
+from ptq4vit_onnx.plan.sites import FloatProduct, Site
 
 
 def node(scope: str, operation: str, inputs: list[str], output: str) -> Any:
@@ -64,3 +64,14 @@ def test_a_product_that_torch_did_not_compute_is_refused_by_its_scope() -> None:
     nodes = [node("fc", "MatMul", ["image", "weight"], "y"), node("extra", "MatMul", ["y", "weight"], "logits")]
     with pytest.raises(UserError, match=r"cannot bind sites in extra: torch computed 0 .*\(none\).*has 1"):
         names_of(model_of(nodes), "fc")
+
+
+def test_a_convolution_in_its_batch_norms_scope_is_known_by_its_weight() -> None:
+    """Where the exporter has folded a norm into the convolution before it."""
+    graph = [
+        node("stem.norm", "Conv", ["image", "stem.conv.weight"], "y"),
+        node("fc", "MatMul", ["y", "weight"], "logits"),
+    ]
+    model = model_of(graph)
+    bind_sites(model, [FloatProduct("stem.conv", "stem.conv", "slow"), Site("fc", "linear", "fc")])
+    assert [item.name for item in model.graph.node] == ["stem.conv/float_Conv", "fc/MatMul"]

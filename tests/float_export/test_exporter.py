@@ -12,11 +12,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from torch import nn
 
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.float_export.bind_sites import bind_sites
 from ptq4vit_onnx.float_export.exporter import export_float, metadata_of
+from ptq4vit_onnx.graph import model_proto
 from ptq4vit_onnx.graph.model_proto import save_model
 from ptq4vit_onnx.images.builtin import built_in_photos
 from ptq4vit_onnx.images.preprocessing import Preprocessing
@@ -154,11 +156,13 @@ def test_a_float_model_that_differs_from_torch_fails_parity(
 def test_above_two_gigabytes_the_weights_lie_in_one_file_beside(
     float_export: Callable[..., Any], digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnx.checker, "MAXIMUM_PROTOBUF", 1000)
+    monkeypatch.setattr(model_proto, "PROTOBUF_LIMIT", 1000)
     proto = onnx.ModelProto()
     proto.CopyFrom(float_export("vit_digits").proto)
+    before = proto.SerializeToString(deterministic=True)
     expected = run(proto, digits)
     path = save_model(proto, tmp_path / "float.onnx")
+    assert proto.SerializeToString(deterministic=True) == before
     assert {file.name for file in tmp_path.iterdir()} == {"float.onnx", "float.onnx.data"}
     assert path.stat().st_size < 200_000
     assert np.array_equal(run(path, digits), expected)
@@ -199,3 +203,21 @@ def test_every_model_exports_with_random_weights_and_agrees_with_torch(name: str
     path = save_model(export_float(model, sites), tmp_path / "float.onnx")
     parity = float_parity(model, path, images, count=2)
     assert parity.error <= FLOAT_TOLERANCE
+
+
+class _CountsItsImages(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(256, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(x.reshape(len(x), 256))
+
+
+def test_a_forward_that_fixes_the_number_of_images_is_refused_unless_it_is_fixed_by_batch() -> None:
+    rule = Preprocessing((1, 16, 16), 1.0, "squash", "bilinear", (0.5,), (0.5,))
+    model = LoadedModel("counting", _CountsItsImages().eval(), rule, "random", "", 3)
+    sites = discover(model.module, torch.zeros(1, 1, 16, 16))
+    with pytest.raises(UserError, match=r"cannot export counting for any number of images.*write x.shape\[0\] there"):
+        export_float(model, sites)
+    assert export_float(model, sites, batch=1).graph.output[0].name == "logits"

@@ -9,7 +9,15 @@ import pytest
 from PIL import Image
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.images.choice import BUILT_IN_HELD_OUT, MOST_HELD_OUT, ChosenImages, choose_images, require_images
+from ptq4vit_onnx.images.choice import (
+    BUILT_IN_HELD_OUT,
+    LEAST_HELD_OUT,
+    MOST_HELD_OUT,
+    ChosenImages,
+    choose_images,
+    most_held_out,
+    require_images,
+)
 from ptq4vit_onnx.images.loading import load_images
 from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.models.specs import ModelSpec
@@ -35,6 +43,13 @@ def fill(folder: Path, images: int) -> None:
 
 def choose(data: Path | None, rule: Preprocessing = COLOUR, spec: ModelSpec = PHOTO_MODEL) -> ChosenImages:
     return choose_images(spec, data, rule, COUNT, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("side", "count"), [(224, MOST_HELD_OUT), (512, MOST_HELD_OUT), (1024, 64), (8192, LEAST_HELD_OUT)]
+)
+def test_fewer_large_images_are_held_out(side: int, count: int) -> None:
+    assert most_held_out(Preprocessing((3, side, side), 1.0, "center", "bilinear", (0.0,) * 3, (1.0,) * 3)) == count
 
 
 @pytest.mark.parametrize(("files", "measured"), [(12, 8), (40, 36), (COUNT + MOST_HELD_OUT + 30, MOST_HELD_OUT)])

@@ -13,8 +13,15 @@ from torch import Tensor, nn
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.model_loading.timm_compat import import_timm
-from ptq4vit_onnx.network.calls import Call
-from ptq4vit_onnx.network.discovery import as_deployed, discover, unfuse_attention, watching
+from ptq4vit_onnx.network.calls import Call, conv_call, window_of
+from ptq4vit_onnx.network.discovery import (
+    as_deployed,
+    discover,
+    discover_products,
+    require_all_integer,
+    unfuse_attention,
+    watching,
+)
 from ptq4vit_onnx.network.patches import patches
 from ptq4vit_onnx.plan.quantizers.patch_order import pair_far_inputs
 from ptq4vit_onnx.plan.sites import Site
@@ -105,18 +112,70 @@ def test_patches_are_ordered_as_a_convolutions_weight(size: int) -> None:
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel": 3, "stride": 1, "padding": 1},
+        {"kernel": 3, "stride": 2, "padding": (0, 1)},
+        {"kernel": 3, "stride": 1, "padding": 2, "dilation": 2},
+        {"kernel": 7, "stride": 4, "padding": 3},
+        {"kernel": 2, "stride": 2, "padding": 1},
+        {"kernel": 1, "stride": 1},
+        {"kernel": 1, "stride": (2, 3)},
+    ],
+)
+def test_a_convolution_is_the_product_of_its_two_sides(options: dict[str, Any]) -> None:
+    kernel, given = options["kernel"], {name: value for name, value in options.items() if name != "kernel"}
+    x, weight = torch.randn(2, 24, 9, 12), torch.randn(5, 24, kernel, kernel)
+    window = window_of("conv", "", x, weight, given)
+    call = conv_call("conv", "", x, weight, torch.arange(5.0), window, lambda: x)
+    expected = F.conv2d(x, weight, torch.arange(5.0), **given)
+    torch.testing.assert_close(call.finish(call.lhs @ call.rhs), expected, rtol=1e-4, atol=1e-4)  # 1176 terms
+    assert call.lhs.shape[1] == expected[0, 0].numel()
+
+
+def _convolve(channels: int, x: Tensor, **options: Any) -> Tensor:
+    wide = x.repeat(1, channels // 2, 1, 1)
+    return F.conv2d(wide, torch.ones(channels, channels // options.get("groups", 1), 2, 2), **options)
+
+
+@pytest.mark.parametrize(
+    ("forward", "said"),
+    [
+        (lambda _, x: _convolve(22, x), r"conv: .* kernel \(2, 2\) and stride \(1, 1\) over 22 channels"),
+        (lambda _, x: _convolve(48, x, groups=2), "conv: a convolution in 2 groups"),
+        (lambda _, x: _convolve(48, x[..., :3], stride=2), r"conv: a convolution of \(4, 3\) pixels, no whole number"),
+        (lambda _, x: F.conv1d(x[:, 0], torch.ones(4, 4, 1)), "conv1d: .* is not a product this tool understands"),
+        (lambda _, x: F.conv_transpose2d(x, torch.ones(2, 2, 2, 2)), "conv_transpose2d: .* is not a product"),
+    ],
+)
+def test_convolutions_that_stay_in_float_say_why(forward: Any, said: str) -> None:
+    def both(model: Any, x: Tensor) -> Tensor:
+        return model.fc(x).mean() + forward(model, x)  # type: ignore[no-any-return]
+
+    products = discover_products(_Model(both), torch.randn(1, 2, 4, 4))
+    assert [site.name for site in products.sites] == ["fc"]
+    with pytest.raises(UserError, match=f"1 of 2 products .*{said}.*--allow-float"):
+        require_all_integer(products)
+
+
+def test_a_convolution_with_enough_channels_is_a_site() -> None:
+    found = discover(_Model(lambda _, x: _convolve(24, x)), torch.randn(1, 2, 4, 4))
+    assert [(site.name, site.kind) for site in found] == [("conv", "conv")]
+
+
+@pytest.mark.parametrize(
     ("name", "said"),
     [
         (
             "resnet18",
-            r"20 of 21 products .* \(conv1: a convolution of kernel \(7, 7\) and stride \(2, 2\).*and 17 more",
+            r"1 of 21 products .* \(conv1: a convolution of kernel \(7, 7\) and stride \(2, 2\) over 3 channels",
         ),
         ("convnext_atto", r"12 of \d+ products .*a convolution in 40 groups.*; and 9 more"),
     ],
 )
 def test_products_that_would_stay_in_float_are_named(name: str, said: str) -> None:
     model = import_timm().create_model(name, pretrained=False).eval()
-    with pytest.raises(UserError, match=f"{said}.*; replace them"):
+    with pytest.raises(UserError, match=f"{said}.*; give --allow-float"):
         discover(model, torch.zeros(1, 3, 224, 224))
 
 

@@ -126,6 +126,14 @@ def patches_model(batch: Batch = "batch", follow: str = "tokens", stride: int = 
     return graph.model(y, (batch, 2, 8, 12))
 
 
+def convolution_model(kernel: int, depth: int = 3, **attributes: Any) -> onnx.ModelProto:
+    """A convolution with a bias to 6 channels, on depth x 8 x 12 images; nothing follows."""
+    graph = FloatGraph()
+    weights = [graph.draw("conv.weight", 6, depth, kernel, kernel), graph.draw("conv.bias", 6)]
+    y = graph.add("conv/Conv", ["x", *weights], kernel_shape=[kernel] * 2, **attributes)
+    return graph.model(y, ("batch", depth, 8, 12))
+
+
 def attention_model(batch: Batch = "batch", normalise_query: bool = False, bias: bool = True) -> onnx.ModelProto:
     """timm's attention: qkv, per-head products, proj. With normalise_query Q is more than moved data."""
     graph = FloatGraph()
@@ -304,6 +312,7 @@ class Small:
     gelu = staticmethod(gelu_model)
     softmax = staticmethod(softmax_model)
     patches = staticmethod(patches_model)
+    convolution = staticmethod(convolution_model)
     attention = staticmethod(attention_model)
     attention_plan = staticmethod(attention_plan)
     fake_attention = staticmethod(fake_attention)

@@ -15,7 +15,8 @@ TOKENS, HIDDEN, CLASSES = 6, 24, 7
 
 
 def transformer_model() -> onnx.ModelProto:
-    """Patches of 4 x 4, attention, an MLP, and a head that reads the first token; with a Pad that does nothing."""
+    """Patches of 4 x 4, attention, an MLP, a linear without a bias that a linear and a residual read, and a head
+    that reads the first token; with a Pad that does nothing."""
     graph = FloatGraph()
     weights = [graph.draw("patch_embed.proj.weight", WIDTH, 2, 4, 4), graph.draw("patch_embed.proj.bias", WIDTH)]
     y = graph.add("patch_embed.proj/Conv", ["x", *weights], strides=[4, 4], kernel_shape=[4, 4])
@@ -25,7 +26,9 @@ def transformer_model() -> onnx.ModelProto:
     tokens = graph.add("block/Add", [tokens, _attention(graph, padded)])
     hidden = graph.linear("mlp.fc1", _norm(graph, "norm2", tokens), WIDTH, HIDDEN)
     out = graph.linear("mlp.fc2", graph.add("mlp.act/Gelu", [hidden]), HIDDEN, WIDTH)
-    rows = _norm(graph, "norm", graph.add("block/Add_1", [tokens, out]))
+    reduced = graph.linear("reduction", graph.add("block/Add_1", [tokens, out]), WIDTH, WIDTH, bias=False)
+    tokens = graph.add("mix/Add", [reduced, graph.linear("mix.fc", reduced, WIDTH, WIDTH)])
+    rows = _norm(graph, "norm", tokens)
     token = graph.add("model/Gather", [rows, graph.constant("first", np.int64(0))], axis=1)
     inputs = [token, graph.draw("head.weight", CLASSES, WIDTH), graph.draw("head.bias", CLASSES)]
     return graph.model(graph.add("head/Gemm", inputs, transB=1), ("batch", *IMAGE[1:]))
@@ -64,5 +67,7 @@ def transformer_plan() -> ScalePlan:
         "attn.proj": SitePlan("linear", "other", eight, six, bias_correction=correction),
         "mlp.fc1": SitePlan("linear", "other", eight, six, outliers),
         "mlp.fc2": SitePlan("linear", "gelu", TwinGelu(8, 0.0625, 5), Uniform(4, (0.25,))),
+        "reduction": SitePlan("linear", "other", eight, eight),
+        "mix.fc": SitePlan("linear", "other", eight, eight),
         "head": SitePlan("linear", "other", eight, eight),
     })  # fmt: skip

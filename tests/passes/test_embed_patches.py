@@ -1,13 +1,19 @@
-"""EmbedPatches turns a convolution of whole patches into a product."""
+"""EmbedPatches turns convolutions into products."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
+import onnx
 import pytest
 
 from ptq4vit_onnx.passes import PassError, quantize
 from ptq4vit_onnx.passes.tensors import Array, values_of
-from ptq4vit_onnx.plan.quantizers import Uniform
+from ptq4vit_onnx.plan.quantizers import Affine, Uniform
+from ptq4vit_onnx.plan.quantizers.patch_order import flat_kernels
+from ptq4vit_onnx.plan.saturation_safe_weights import ship_weight
 from ptq4vit_onnx.plan.scale_plan import SitePlan
 from tests.passes.small_models import Batch, Small
 
@@ -62,6 +68,57 @@ def test_pixels_side_by_side_do_not_share_a_pair(small: Small) -> None:
         np.testing.assert_array_equal(matrix[2 * pair : 2 * pair + 2].T, kernel[:, [pair, pair + 16]])
 
 
-def test_embed_patches_refuses_overlapping_patches(small: Small) -> None:
-    with pytest.raises(PassError, match=r"patch_embed\.proj/Conv: expected a convolution of stride \[4, 4\]"):
-        quantize(small.patches(follow="nothing", stride=2), small.plan({"patch_embed.proj": PLAN}))
+CONVOLUTIONS: list[dict[str, Any]] = [
+    {"kernel": 3, "pads": [1, 1, 1, 1]},
+    {"kernel": 3, "pads": [1, 1, 1, 1], "strides": [2, 2]},
+    {"kernel": 3, "pads": [0, 2, 1, 3], "dilations": [2, 1]},
+    {"kernel": 4, "strides": [2, 2]},
+    {"kernel": 1},
+    {"kernel": 1, "strides": [2, 3]},
+]
+
+
+@pytest.mark.parametrize("attributes", CONVOLUTIONS)
+def test_overlapping_windows_and_single_pixels_are_products_too(
+    attributes: dict[str, Any], small: Small, random: np.random.Generator
+) -> None:
+    image, model = random.standard_normal((2, 3, 8, 12)).astype(np.float32), small.convolution(**attributes)
+    work = small.run_until(model, small.plan({"conv": PLAN}), "EmbedPatches")
+    expected, got = small.fetch(model, image)[0], small.fetch(small.export(work), image)[0]
+    assert got.shape == expected.shape
+    np.testing.assert_allclose(got, expected, atol=1e-5)  # float32 sums of at most 48 terms in another order
+
+
+@pytest.mark.parametrize("left", [Uniform(8, (0.03125,)), Uniform(6, (0.09375,)), Affine(8, (0.03125,), (117,))])
+@pytest.mark.parametrize("attributes", CONVOLUTIONS)
+def test_their_bytes_are_the_plans_also_at_the_border(
+    attributes: dict[str, Any], left: Uniform | Affine, small: Small, random: np.random.Generator
+) -> None:
+    """Padding is the code of zero: the file's output is the float convolution of what the quantizers round to."""
+    image, model = random.standard_normal((2, 3, 8, 12)).astype(np.float32), small.convolution(**attributes)
+    quantized, _ = quantize(model, small.plan({"conv": replace(PLAN, lhs=left)}))
+    fed = [node for node in quantized.graph.node if node.op_type == "QuantizeLinear"]
+    assert [node.input[0] for node in fed] == ["x"] or "Slice" in [node.op_type for node in quantized.graph.node][:1]
+    weight = small.weight(model, "conv.weight")
+    rows = flat_kernels(weight, "pads" not in attributes and attributes["kernel"] == 1)
+    codes, _ = ship_weight(np.ascontiguousarray(rows.T), left, PLAN.rhs)
+    depth, kernel = weight.shape[1], attributes["kernel"]
+    shipped = (codes.T * np.float32(0.03125)).reshape(6, kernel, kernel, depth).transpose(0, 3, 1, 2)
+    for tensor in model.graph.initializer:
+        if tensor.name == "conv.weight":
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.ascontiguousarray(shipped), tensor.name))
+    executed = small.execute(quantized, image)
+    assert executed.by_name["conv/MatMul"] == "MatMulIntegerToFloat"
+    np.testing.assert_allclose(executed.output, small.reference(model, left.fake_quantize(image)), atol=1e-4)
+
+
+def test_embed_patches_refuses_groups(small: Small) -> None:
+    model = small.convolution(kernel=3)
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute("group", 3))
+    with pytest.raises(PassError, match=r"conv/Conv: expected a convolution without groups"):
+        small.run_until(model, small.plan({"conv": PLAN}), "EmbedPatches")
+
+
+def test_embed_patches_refuses_patches_that_do_not_fill_the_image(small: Small) -> None:
+    with pytest.raises(PassError, match=r"conv/Conv: image .* is no whole number of patches \[5, 5\]"):
+        quantize(small.convolution(kernel=5, strides=[5, 5]), small.plan({"conv": PLAN}))

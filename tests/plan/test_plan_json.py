@@ -323,3 +323,13 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.json", tmp_path):
         with pytest.raises(UserError, match=f"cannot read plan {path}"):
             read_plan(path)
+
+
+def test_products_in_float_are_written_where_there_are_any_and_a_plan_without_them_is_read() -> None:
+    plan = ScalePlan("m", "w", "i", {}, {}, {})
+    assert "floats" not in json.loads(plan_text(plan)), "as plans were written before there were any"
+    assert parse_plan(plan_text(plan)) == plan
+    named = replace(plan, floats={"stem.0": "in 32 groups"})
+    assert parse_plan(plan_text(named)) == named
+    with pytest.raises(PlanFieldError, match=r"floats\.stem: expected a valid string, got 3"):
+        parse_plan(plan_text(replace(plan, floats={"stem": 3})))  # type: ignore[dict-item]

@@ -32,14 +32,17 @@ def test_float_weights_are_found_as_inputs_by_outputs_whatever_the_node() -> Non
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"], name="fc/MatMul"),
         helper.make_node("Gemm", ["x", "wt"], ["b"], name="head/Gemm", transB=1),
-        helper.make_node("Conv", ["i", "k"], ["c"], name="patch_embed.proj/Conv"),
+        helper.make_node("Conv", ["i", "k"], ["c"], name="patch_embed.proj/Conv", strides=[2, 2]),
+        helper.make_node("Conv", ["i", "wide"], ["d"], name="stem/Conv", pads=[1, 1, 1, 1]),
     ]
-    constants = {"w": weight, "wt": np.ascontiguousarray(weight.T), "k": kernel}
+    wide = np.arange(24, dtype=np.float32).reshape(3, 2, 2, 2)
+    constants = {"w": weight, "wt": np.ascontiguousarray(weight.T), "k": kernel, "wide": wide}
     tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
     model = helper.make_model(helper.make_graph(nodes, "float", [], [], tensors))
     sites = FloatSites(model, None)
     for site in ("fc", "head"):
         assert np.array_equal(sites.weight(site), weight)
     assert np.array_equal(sites.weight("patch_embed.proj"), weight[[0, 2, 1, 3]])  # far inputs side by side
+    assert np.array_equal(sites.weight("stem"), wide.transpose(2, 3, 1, 0).reshape(8, 3))  # channels last
     with pytest.raises(UserError, match="no product for 'absent'"):
         sites.weight("absent")

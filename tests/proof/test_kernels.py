@@ -198,3 +198,54 @@ def test_the_audit_is_plain_data(linear: Callable[..., Any]) -> None:
     data = audit(small.model, small.plan).to_data()
     assert data["fell_back"] == ["fc"]
     assert data["products"][0]["kernel"] == "Gemm"
+
+
+def _behind_a_float_product(linear: Callable[..., Any], name: str, constant: bool = False) -> onnx.ModelProto:
+    """The linear's model, in front of it a MatMul in float of this name, or one of constants that is added."""
+    model: onnx.ModelProto = linear().model
+    graph, weight = model.graph, np.eye(16, dtype=np.float32)
+    graph.initializer.append(onnx.numpy_helper.from_array(weight, "eye"))
+    entry = next(node for node in graph.node if "image" in node.input)
+    entry.input[list(entry.input).index("image")] = "mixed"
+    nodes = [onnx.helper.make_node("MatMul", ["image", "eye"], ["mixed"], name=name)]
+    if constant:  # the batch decides its shape, so the runtime cannot fold it; the image's values do not enter
+        graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 1, 1), np.float32), "one"))
+        nodes = [
+            onnx.helper.make_node("Shape", ["image"], ["shape"]),
+            onnx.helper.make_node("Expand", ["one", "shape"], ["table"]),
+            onnx.helper.make_node("MatMul", ["table", "eye"], ["turned"], name=name),
+            onnx.helper.make_node("Add", ["image", "turned"], ["mixed"]),
+        ]
+    for node in reversed(nodes):
+        graph.node.insert(0, node)
+    return model
+
+
+def test_a_float_product_that_the_plan_does_not_list_is_caught(linear: Callable[..., Any]) -> None:
+    plan = linear().plan
+    for name in ("mix/MatMul", "mix/float_MatMul", "MatMul_12"):
+        report = audit(_behind_a_float_product(linear, name), plan)
+        assert str(report) == "1 of 2 products in integers"
+        with pytest.raises(ParityError, match=rf"not in integers: {name}"):
+            report.require_integer()
+
+
+def test_a_float_product_that_the_plan_lists_is_reported(linear: Callable[..., Any]) -> None:
+    plan = replace(linear().plan, floats={"mix": "its weight is used twice"})
+    report = audit(_behind_a_float_product(linear, "mix/float_MatMul"), plan)
+    report.require_integer()
+    assert str(report) == "1 of 2 products in integers, 1 stay in float as the plan says"
+    assert [item["site"] for item in report.to_data()["floats"]] == ["mix"]
+    with pytest.raises(ParityError, match="not in integers: mix/MatMul"):
+        audit(_behind_a_float_product(linear, "mix/MatMul"), plan).require_integer()  # the file must say so, too
+
+
+def test_a_product_that_does_not_depend_on_the_image_counts_nowhere(linear: Callable[..., Any]) -> None:
+    model = _behind_a_float_product(linear, "pool.q/constant_MatMul", constant=True)
+    assert "MatMul" in audit(model, linear().plan).op_counts, "otherwise this test is about nothing"
+    assert str(audit(model, linear().plan)) == "1 of 1 products in integers"
+
+
+def test_a_product_called_constant_that_reads_the_image_is_caught(linear: Callable[..., Any]) -> None:
+    with pytest.raises(ParityError, match="not in integers: mix/constant_MatMul"):
+        audit(_behind_a_float_product(linear, "mix/constant_MatMul"), linear().plan).require_integer()

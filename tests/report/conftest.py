@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ptq4vit_onnx.evaluation.compare import AgainstFloat
-from ptq4vit_onnx.evaluation.metrics import PairedDrop
 from ptq4vit_onnx.images.choice import MeasuredOn
+from ptq4vit_onnx.output_kinds.logits import LogitsAgainstFloat
+from ptq4vit_onnx.output_kinds.metrics import PairedDrop
 from ptq4vit_onnx.passes import PassReport
 from ptq4vit_onnx.plan.evidence import Histogram, SearchCurve, SiteEvidence
 from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, TwinGelu, TwinSoftmax, Uniform, as_float32
@@ -81,7 +81,7 @@ def proof_of(plan: ScalePlan) -> Proof:
     replay = [Divergence(name, number * 1e-7, 0.01) for number, name in enumerate(plan.sites)]
     sentence = "99.80 % of 500 predictions equal the simulator's"
     end_to_end = EndToEnd(500, 99.8, 0.001, coin_toss=False, passed=True, sentence=sentence, identical=0.0)
-    versus = AgainstFloat(500, 98.4, 5.7e-5, 99.2, 98.9, PairedDrop(0.3, 0.2, lost=2, gained=1, images=500))
+    versus = LogitsAgainstFloat(500, 98.4, 5.7e-5, 99.2, 98.9, PairedDrop(0.3, 0.2, lost=2, gained=1, images=500))
     return Proof(kernels_of(plan), sites, replay, end_to_end, versus, MeasuredOn(500, "embedded digits (test)", True))
 
 
@@ -92,7 +92,7 @@ def report_of(plan: ScalePlan = PLAN, evidence: Mapping[str, SiteEvidence] = EVI
         folder=Path("out"),
         inputs=Inputs(
             plan.model, "embedded", Bits(8, 6), CalibrationImages(32, ("broken.png",), "photos"),
-            output=Output("logits", ("logits",), "logits [n, 10]: its num_classes is 10"),
+            output=Output(why="logits [n, 10]: its num_classes is 10"),
         ),
         plan=plan, evidence=evidence, float_parity=FloatParity(8, 2e-7), proof=proof_of(plan), passes=passes,
         latency=BenchResult((), "AVX2, no VNNI"), sizes=FileSizes(1_252_262, 418_535),

@@ -125,7 +125,8 @@ def test_a_failed_check_makes_the_verdict_a_failure_that_names_it(made_up: MadeU
 
 
 def test_without_labels_there_is_no_accuracy_but_agreement(made_up: MadeUp) -> None:
-    versus = replace(made_up.report.against_float, agreement=90.0, top1_float=None, top1_quantised=None, drop=None)
+    versus: Any = made_up.report.against_float
+    versus = replace(versus, agreement=90.0, top1_float=None, top1_quantised=None, drop=None)
     proof = replace(made_up.report.proof, against_float=versus)
     text = text_of(render(replace(made_up.report, proof=proof)))
     assert "Top-1" not in text and "90.0 %" in text

@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.graph import model_proto
 from ptq4vit_onnx.graph.model_proto import load
 from ptq4vit_onnx.runtime import session as runtime
 
@@ -108,6 +109,6 @@ def test_a_large_model_keeps_its_weights_through_optimisation(
 ) -> None:
     model = linear().model
     expected = runtime.run(model, vectors)
-    monkeypatch.setattr(runtime, "PROTOBUF_LIMIT", 10)  # so that every model is too large for one message
+    monkeypatch.setattr(model_proto, "PROTOBUF_LIMIT", 10)  # so that every model is too large for one message
     optimised = runtime.optimised_model(model)
     assert np.array_equal(runtime.run(optimised, vectors), expected)

@@ -25,7 +25,7 @@ from ptq4vit_onnx.proof.float_sites import FloatSites
 from ptq4vit_onnx.proof.layout import layout_of
 from ptq4vit_onnx.proof.site_parity import check_sites
 from ptq4vit_onnx.runtime.session import run
-from ptq4vit_onnx.simulation import ort_kernels
+from ptq4vit_onnx.simulation import node_models, ort_kernels
 from ptq4vit_onnx.simulation.exact import _Weight, kernel
 from ptq4vit_onnx.simulation.fake import simulate_exactly
 from ptq4vit_onnx.simulation.ort_kernels import RuntimeFloats
@@ -72,6 +72,23 @@ def test_units_count_from_the_zero_point() -> None:
         lambda x: F.gelu(x, approximate="tanh"),
         lambda x: x.mean(dim=(0, 1)),
         lambda x: x.mean(1, keepdim=True),
+        lambda x: x.transpose(1, 2).mean(1),
+        lambda x: x.transpose(1, 2).contiguous().mean(-1),
+        lambda x: x[:, 1:].mean(1),
+        lambda x: x.sum(-1, keepdim=True),
+        lambda x: F.normalize(x, dim=-1),
+        lambda x: torch.linalg.vector_norm(x, dim=-1),
+        lambda x: x.norm(dim=-1, keepdim=True),
+        lambda x: torch.sigmoid(x),
+        lambda x: x.tanh(),
+        lambda x: x.exp(),
+        lambda x: F.elu(x),
+        lambda x: F.hardswish(x),
+        lambda x: F.batch_norm(x, torch.zeros(5), torch.ones(5), torch.linspace(0.5, 2, 5), torch.ones(5)),
+        lambda x: F.adaptive_avg_pool2d(x, 1),
+        lambda x: F.linear(x, torch.eye(12)[:7]),
+        lambda x: F.linear(x[0], torch.eye(12)[:7], torch.ones(7)),
+        lambda x: x @ x.mT,
     ],
 )
 def test_the_runtimes_float_kernels_compute_what_torch_does(compute: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,10 +107,58 @@ def test_the_runtimes_float_kernels_compute_what_torch_does(compute: Any, monkey
     torch.testing.assert_close(out, compute(x), rtol=1e-5, atol=1e-6)
 
 
-def test_other_operations_stay_in_torch() -> None:
-    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: F.silu(x),
+        lambda x: F.conv2d(x, torch.linspace(-1, 1, 72).reshape(4, 2, 3, 3), torch.ones(4), 2, 1),
+        lambda x: F.conv2d(x, torch.linspace(-1, 1, 18).reshape(2, 1, 3, 3), padding=(1, 0), groups=2),
+        lambda x: F.interpolate(x, size=(4, 7), mode="bicubic"),
+        lambda x: F.interpolate(x, size=3, mode="bilinear", align_corners=False),
+    ],
+)
+def test_the_runtime_computes_what_several_nodes_or_constants_are_needed_for(
+    compute: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(3, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    models: list[Any] = []
+    original = node_models.compute
+
+    def counted(model: Any, inputs: Any) -> Any:
+        models.append(model)
+        return original(model, inputs)
+
+    monkeypatch.setattr(ort_kernels, "compute", counted)
     with RuntimeFloats():
-        assert torch.equal(x.exp() @ x, torch.matmul(x.exp(), x)) and x.mean().dim() == 0
+        out = compute(x)
+    assert len(models) == 1
+    torch.testing.assert_close(out, compute(x), rtol=1e-5, atol=1e-5)
+
+
+def test_convolutions_of_equal_shapes_keep_their_own_weights() -> None:
+    x = torch.ones(1, 1, 3, 3)
+    with RuntimeFloats():
+        sums = [F.conv2d(x, torch.full((1, 1, 3, 3), value)).item() for value in (1.0, 2.0, 1.0)]
+    assert sums == [9, 18, 9]
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x.mean(),
+        lambda x: x.relu() + x * x,
+        lambda x: F.normalize(x, p=1.0, dim=-1),
+        lambda x: F.interpolate(x[None], scale_factor=2.0, mode="nearest"),
+        lambda x: F.batch_norm(x, None, None, training=True),
+        lambda x: x.long().sum(-1),
+    ],
+)
+def test_other_operations_stay_in_torch(compute: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(ort_kernels, "compute", lambda *_: pytest.fail("ONNX Runtime was asked"))
+    with RuntimeFloats():
+        out = compute(x)
+    assert torch.equal(out, compute(x))
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ import pytest
 
 from ptq4vit_onnx.cli import main as cli
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.evaluation import metrics
 from ptq4vit_onnx.images.loading import load_images, pick
 from ptq4vit_onnx.images.stream import Where
+from ptq4vit_onnx.output_kinds import metrics
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.runtime.session import run
 from ptq4vit_onnx.studies import reproduce

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.evaluation import metrics
+from ptq4vit_onnx.output_kinds import metrics
 from ptq4vit_onnx.studies import table_files as reproduced_rows
 from ptq4vit_onnx.studies.table_files import COLUMNS, Tally
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ptq4vit_onnx.evaluation import metrics
+from ptq4vit_onnx.output_kinds import metrics
 
 
 def _floats(values: Any) -> metrics.Array:

@@ -62,7 +62,12 @@ def paired_drop(reference: Array, logits: Array, labels: Array) -> PairedDrop:
     """What replacing `reference` by `logits` costs, in points of top-1."""
     _same_shape(logits, reference)
     wanted = _labels(labels, logits)
-    change = (predictions(reference) == wanted).astype(int) - (predictions(logits) == wanted)
+    return drop_of(predictions(reference) == wanted, predictions(logits) == wanted)
+
+
+def drop_of(before: Array, after: Array) -> PairedDrop:
+    """Of two models that are right or wrong on the same images: booleans [images] each."""
+    change = before.astype(int) - after
     count = len(change)
     error = float(change.std(ddof=1)) / count**0.5 if count > 1 else 0.0
     lost, gained = int((change > 0).sum()), int((change < 0).sum())
