@@ -83,7 +83,7 @@ def test_a_plan_is_applied_to_the_module_again_with_the_kind_it_was_made_for(tmp
     ptq4vit_onnx.export(module, output=tmp_path / "one", name="mine", output_kind="logits", **QUICK)
     given: dict[str, Any] = {"preprocessing": PREPROCESSING, "images": 8, "plan": plan, "name": "mine"}
     again = ptq4vit_onnx.export(module, output=tmp_path / "two", **given)
-    assert again.inputs.output.kind == "logits"
+    assert again.inputs.output.kind.name == "logits"
     files = [(tmp_path / folder / "model.onnx").read_bytes() for folder in ("one", "two")]
     assert files[0] == files[1]
     with pytest.raises(UserError, match="made for --output-kind logits, not for embedding; leave --output-kind out"):
@@ -128,11 +128,11 @@ def test_an_embedded_model_without_its_head_is_exported_and_its_plan_knows(
     monkeypatch.setattr(pipeline, "choose_images", few)
     quick: dict[str, Any] = {"images": 8}
     report = ptq4vit_onnx.export("vit_digits", num_classes=0, output=tmp_path / "one", candidates=4, **quick)
-    assert (report.inputs.output.kind, report.plan.options["num_classes"]) == ("embedding", 0)
+    assert (report.inputs.output.kind.name, report.plan.options["num_classes"]) == ("embedding", 0)
     assert "head" not in report.plan.sites
     plan = tmp_path / "one" / "plan.json"
     again = ptq4vit_onnx.export("vit_digits", plan=plan, output=tmp_path / "two", **quick)
-    assert again.inputs.output.kind == "embedding"
+    assert again.inputs.output.kind.name == "embedding"
     with pytest.raises(UserError, match="made for --num-classes 0, not for 10 classes; leave --num-classes out"):
         ptq4vit_onnx.export("vit_digits", plan=plan, num_classes=10, output=tmp_path / "three", **quick)
 
