@@ -112,6 +112,24 @@ def test_their_bytes_are_the_plans_also_at_the_border(
     np.testing.assert_allclose(executed.output, small.reference(model, left.fake_quantize(image)), atol=1e-4)
 
 
+@pytest.mark.parametrize("attributes", CONVOLUTIONS)
+def test_a_convolution_without_a_bias_stays_in_integers_next_to_a_residual(
+    attributes: dict[str, Any], small: Small
+) -> None:
+    """Its output is quantised for the next product, and added to that product's output."""
+    model = small.convolution(**attributes)
+    del model.graph.node[0].input[2]
+    second = onnx.numpy_helper.from_array(np.eye(6, dtype=np.float32).reshape(6, 6, 1, 1), "next.weight")
+    y, model.graph.node[0].output[0] = model.graph.output[0].name, "first"
+    model.graph.initializer.append(second)
+    model.graph.node.append(onnx.helper.make_node("Conv", ["first", "next.weight"], ["second"], name="next/Conv"))
+    model.graph.node.append(onnx.helper.make_node("Add", ["first", "second"], [y], name="model/Add"))
+    quantized, _ = quantize(model, small.plan({"conv": PLAN, "next": PLAN}))
+    executed = small.execute(quantized, np.ones((2, 3, 8, 12), np.float32))
+    kernels = [executed.by_name[name] for name in ("conv/MatMul", "next/MatMul")]
+    assert kernels == ["MatMulIntegerToFloat"] * 2
+
+
 def test_embed_patches_refuses_groups(small: Small) -> None:
     model = small.convolution(kernel=3)
     model.graph.node[0].attribute.append(onnx.helper.make_attribute("group", 3))
