@@ -102,8 +102,10 @@ def _average(
 ) -> Any:  # fmt: skip
     if ceil_mode or divisor_override is not None or x.dim() != 4:
         return NotImplemented
-    sides = {"kernel_shape": _pair(kernel), "strides": _pair(stride or kernel), "pads": _pair(padding) * 2}
-    node = helper.make_node("AveragePool", ["x"], ["y"], count_include_pad=int(count_include_pad), **sides)
+    node = helper.make_node(
+        "AveragePool", ["x"], ["y"], count_include_pad=int(count_include_pad), kernel_shape=_pair(kernel),
+        strides=_pair(stride or kernel), pads=_pair(padding) * 2,
+    )  # fmt: skip
     return _run(_session([node], ["batch", *x.shape[1:]], {}), x)
 
 
