@@ -122,9 +122,10 @@ def _along_others(node: gs.Node, axis: int) -> Rows | None:
 
 
 def _product(node: gs.Node, axis: int) -> Rows | None:
-    """A row of lhs @ rhs is a row of lhs times all of rhs."""
+    """A row of lhs @ rhs is a row of lhs times all of rhs; if rhs is one matrix, along any axis but the last."""
     rank = len(shape_of(node.outputs[0]))
-    return [(node.inputs[0], axis)] if axis == rank - 2 and len(shape_of(node.inputs[0])) == rank else None
+    of_lhs = axis == rank - 2 or (axis < rank - 2 and len(shape_of(node.inputs[1])) == 2)
+    return [(node.inputs[0], axis)] if of_lhs and len(shape_of(node.inputs[0])) == rank else None
 
 
 def _transposed(node: gs.Node, axis: int) -> Rows | None:

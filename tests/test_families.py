@@ -148,3 +148,70 @@ def test_probabilities_that_do_not_come_straight_from_softmax_are_multiplied_in_
     make: Callable[[], nn.Module], sites: int
 ) -> None:
     assert len(prove(loaded(make)).sites) == sites
+
+
+class LearntQuery(nn.Module):
+    """Patches, read by a query that was learnt through nn.MultiheadAttention: SigLIP's pool in transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, 32, 8, 8)
+        self.probe = nn.Parameter(torch.randn(1, 1, 32))
+        self.attention = nn.MultiheadAttention(32, 2, batch_first=True)
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        pooled = self.attention(self.probe.repeat(x.shape[0], 1, 1), tokens, tokens)[0]
+        return self.head(pooled[:, 0])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_the_parts_of_one_matrix_that_make_keys_and_values_are_weights(batch: int | None) -> None:
+    plan = prove(loaded(LearntQuery), batch)
+    assert [plan.sites[f"attention.linear{number}"].kind for number in ("_2", "_3")] == ["linear"] * 2
+
+
+class TokensFirst(nn.Module):
+    """A class token and layers that compute on [tokens, images, width], as torchvision's ViT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, 32, 8, 8)
+        self.token = nn.Parameter(torch.randn(1, 1, 32))
+        options: dict[str, Any] = {"activation": "gelu", "batch_first": True, "norm_first": True}
+        self.layers = nn.Sequential(*[nn.TransformerEncoderLayer(32, 2, 64, **options) for _ in range(2)])
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        rows = self.layers(torch.cat([self.token.expand(x.shape[0], -1, -1), tokens], 1))
+        return self.head(rows[:, 0])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_rows_that_nobody_reads_are_dropped_in_front_of_a_product_also_along_the_first_axis(batch: int | None) -> None:
+    prove(loaded(TokensFirst), batch)
+
+
+def windows_with_relative_positions() -> nn.Module:
+    import_timm()
+    from timm.models.vision_transformer_sam import VisionTransformerSAM
+
+    options: dict[str, Any] = {"window_size": 3, "global_attn_indexes": (1,), "use_rel_pos": True, "neck_chans": 0}
+    return VisionTransformerSAM(**TINY | {"depth": 2}, **options)  # type: ignore[no-any-return]
+
+
+def blocks_in_an_image() -> nn.Module:
+    """Attention on [images, heads, blocks, tokens, depth], without NesT's convolutions between levels."""
+    import_timm()
+    from timm.models.nest import Nest
+
+    return Nest(**SIZE, patch_size=4, num_levels=1, embed_dims=(32,), num_heads=(2,), depths=(2,))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("make", [windows_with_relative_positions, blocks_in_an_image])
+def test_attention_with_more_axes_or_more_products_than_usual_is_computed_in_integers(
+    make: Callable[[], nn.Module],
+) -> None:
+    prove(loaded(make))

@@ -11,6 +11,7 @@ from typing import Any
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.float_export.bind_sites import bind_sites
+from ptq4vit_onnx.float_export.stored_weights import store_weights
 from ptq4vit_onnx.model_loading.load import LoadedModel
 from ptq4vit_onnx.network.discovery import as_deployed
 from ptq4vit_onnx.network.unfolding import Unfolding
@@ -18,6 +19,7 @@ from ptq4vit_onnx.plan.sites import FloatProduct, Site
 from ptq4vit_onnx.runtime.process import environment_restored
 from ptq4vit_onnx.runtime.quiet import quiet_logging
 
+_OUTPUT = "ptq4vit_onnx_output_"  # of the exporter's program, with a number; no tensor of a model is called so
 OPSET = 20  # the first with Gelu as one operator
 INPUT = "image"
 
@@ -29,8 +31,10 @@ def export_float(model: LoadedModel, products: Sequence[Site | FloatProduct], ba
     """
     program = _exported(model, batch)
     proto = program.model_proto
+    _name_outputs(proto, model.outputs)
     if batch is None:
         _require_any_batch(proto, model.name)
+    store_weights(proto)
     bind_sites(proto, products)
     _describe(proto, model)
     return proto
@@ -56,7 +60,7 @@ def _exported(model: LoadedModel, batch: int | None) -> Any:
                 opset_version=OPSET,
                 dynamic_shapes=dynamic,
                 input_names=[INPUT],
-                output_names=list(model.outputs),
+                output_names=[f"{_OUTPUT}{number}" for number in range(len(model.outputs))],
                 verbose=False,
             )
     except torch.onnx.errors.OnnxExporterError as error:
@@ -70,6 +74,19 @@ def _exported(model: LoadedModel, batch: int | None) -> Any:
         ) from error
     assert program is not None
     return program
+
+
+def _name_outputs(proto: Any, names: Sequence[str]) -> None:
+    """Give the outputs their names; a tensor inside that has one of them (torch calls what F.embedding returns
+    "embedding") gets another."""
+    graph = proto.graph
+    other = {name: f"{name}_inside" for name in names}
+    other.update({item.name: name for item, name in zip(graph.output, names, strict=True)})
+    for node in graph.node:
+        node.input[:] = [other.get(name, name) for name in node.input]
+        node.output[:] = [other.get(name, name) for name in node.output]
+    for item in (*graph.value_info, *graph.initializer, *graph.output):
+        item.name = other.get(item.name, item.name)
 
 
 def _require_any_batch(proto: Any, name: str) -> None:

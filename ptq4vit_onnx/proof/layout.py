@@ -1,6 +1,8 @@
-"""Read from a file its two layout choices, which change float rounding only."""
+"""Read from a file its three layout choices, which change float rounding only."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -21,4 +23,21 @@ def layout_of(model: onnx.ModelProto, plan: ScalePlan) -> FileLayout:
         folded[site] = float(np.float32(attention_scale(factors[:1] * scores.branches[0].steps[0])))
     split = {name.site for name, _ in product_nodes(GraphIndex(model)) if name.branch == "coarse"}
     twins = {site for site, item in plan.sites.items() if len(item.lhs.branches) > 1}
-    return FileLayout(folded, frozenset(twins - split))
+    return FileLayout(folded, frozenset(twins - split), _requantised(model, plan, folded))
+
+
+def _requantised(model: onnx.ModelProto, plan: ScalePlan, folded: Mapping[str, float]) -> dict[str, float]:
+    """The products that a QuantizeLinear alone reads, each with its scale: ONNX Runtime makes one kernel of the two."""
+    index = GraphIndex(model)
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    shown, found = {item.name for item in model.graph.output}, {}
+    for name, node in product_nodes(index):
+        behind = readers.get(node.output[0], [])
+        if name.site in plan.sites and name.site not in folded and len(behind) == 1 and node.output[0] not in shown:
+            scale = index.constant(behind[0].input[1]) if behind[0].op_type == "QuantizeLinear" else None
+            if scale is not None and scale.size == 1:
+                found[name.site] = float(scale.item())
+    return found

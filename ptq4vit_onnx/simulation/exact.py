@@ -88,7 +88,7 @@ class ExactSimulator:
         if len(left.branches) == 1:
             more, outer = _head_scales(left, folded and plan.lhs_source != "softmax")
             heads = more if heads is None else heads if more is None else more * heads
-            out = kernel(left.units(call.lhs)[0], weight, outer)
+            out = self._kernel(name, left.units(call.lhs)[0], weight, outer)
         else:
             out = self._product(name, left, call.lhs, weight)
         return call.arrange(out if heads is None else out * torch.from_numpy(heads).reshape(-1, 1, 1))
@@ -99,9 +99,17 @@ class ExactSimulator:
         units = lhs.units(x)
         if name in self.layout.merged:
             in_fine_steps = sum(part * (step / steps[0]) for part, step in zip(units, steps, strict=True))
-            return kernel(torch.as_tensor(in_fine_steps), weight, steps[0])
-        first, *others = (kernel(part, weight, step) for part, step in zip(units, steps, strict=True))
+            return self._kernel(name, torch.as_tensor(in_fine_steps), weight, steps[0])
+        first, *others = (self._kernel(name, part, weight, step) for part, step in zip(units, steps, strict=True))
         return sum(others, first)
+
+    def _kernel(self, name: str, codes: Tensor, weight: _Weight, scale: float) -> Tensor:
+        """A kernel that returns codes divides by their scale before it multiplies; times the scale they round to
+        these codes again."""
+        step = self.layout.requantised.get(name)
+        if step is None:
+            return kernel(codes, weight, scale)
+        return kernel(codes, weight, scale, step).round() * step
 
     def _prepare(self, call: Call, plan: SitePlan) -> _Linear:
         name, weight = call.site.name, call.rhs.numpy()
@@ -132,9 +140,12 @@ class ExactSimulator:
         return self.plan.sites[attention.qk], self.plan.sites[attention.pv]
 
 
-def kernel(codes: Tensor, weight: _Weight, scale: float) -> Tensor:
-    """An integer product: its exact sums become float32 and are multiplied by the product of both scales."""
-    return exact_product(codes, weight.codes).float() * (weight.scale * scale)
+def kernel(codes: Tensor, weight: _Weight, scale: float, step: float = 1.0) -> Tensor:
+    """An integer product: its exact sums become float32 and are multiplied by the product of both scales.
+
+    step: what the result is counted in.
+    """
+    return exact_product(codes, weight.codes).float() * (weight.scale * scale / step)
 
 
 def _head_scales(quantizer: Quantizer, folded: bool) -> tuple[Array | None, float]:

@@ -25,6 +25,7 @@ from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.model_loading.load import LoadedModel, load, resolve
 from ptq4vit_onnx.models.specs import PAPER_MODELS
 from ptq4vit_onnx.network.discovery import discover
+from ptq4vit_onnx.output_kinds.kinds import KINDS
 from ptq4vit_onnx.proof.float_parity import FLOAT_TOLERANCE, float_parity
 from ptq4vit_onnx.runtime.session import run
 
@@ -222,3 +223,26 @@ def test_a_forward_that_fixes_the_number_of_images_is_refused_unless_it_is_fixed
     with pytest.raises(UserError, match=r"cannot export counting for any number of images.*write x.shape\[0\] there"):
         export_float(model, sites)
     assert export_float(model, sites, batch=1).graph.output[0].name == "logits"
+
+
+class _Embeds(nn.Module):
+    """A tensor inside it gets the name of its output: torch calls what F.embedding returns "embedding"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.fc = nn.Embedding(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self.fc(x.mean(1) + self.positions(torch.arange(4)) * x.mean())
+        return rows.mean(1)
+
+
+def test_an_output_keeps_its_name_if_a_tensor_inside_is_called_the_same() -> None:
+    rule = Preprocessing((1, 4, 4), 1.0, "squash", "bilinear", (0.5,), (0.5,))
+    module = _Embeds().eval().requires_grad_(False)
+    model = LoadedModel("embeds", module, rule, "random", "", 3, kind=KINDS["embedding"], outputs=("embedding",))
+    x = torch.randn(3, 1, 4, 4)
+    proto = export_float(model, discover(module, x[:1]))
+    onnx.checker.check_model(proto, full_check=True)
+    assert [item.name for item in proto.graph.output] == ["embedding"]
+    np.testing.assert_allclose(run(proto, x.numpy()), module(x).numpy(), atol=1e-5)

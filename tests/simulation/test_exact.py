@@ -18,15 +18,16 @@ from ptq4vit_onnx.images.embedded import embedded_digits
 from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.passes import quantize
 from ptq4vit_onnx.plan.exact_product import exact_product
+from ptq4vit_onnx.plan.file_layout import FileLayout
 from ptq4vit_onnx.plan.options import Options
-from ptq4vit_onnx.plan.quantizers import Affine, as_float32
-from ptq4vit_onnx.plan.scale_plan import ScalePlan
+from ptq4vit_onnx.plan.quantizers import Affine, Uniform, as_float32
+from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.proof.float_sites import FloatSites
 from ptq4vit_onnx.proof.layout import layout_of
 from ptq4vit_onnx.proof.site_parity import check_sites
-from ptq4vit_onnx.runtime.session import run
+from ptq4vit_onnx.runtime.session import run, session
 from ptq4vit_onnx.simulation import node_models, ort_kernels
-from ptq4vit_onnx.simulation.exact import _Weight, kernel
+from ptq4vit_onnx.simulation.exact import ExactSimulator, _Weight, kernel
 from ptq4vit_onnx.simulation.fake import simulate_exactly
 from ptq4vit_onnx.simulation.ort_kernels import RuntimeFloats
 
@@ -238,3 +239,47 @@ def test_probabilities_in_one_range_of_six_bits_need_no_clip_and_pass(
     assert np.array_equal(
         run(quantised, digits), simulate_exactly(made.model.module, plan, layout_of(quantised, plan), digits)
     )
+
+
+def _requantising(scales: tuple[float, ...]) -> Any:
+    """A @ B of codes in ONNX Runtime, quantised behind: one kernel, QLinearMatMul."""
+    helper, constants = onnx.helper, []
+    for name, scale in zip("aby", scales, strict=True):
+        constants.append(onnx.numpy_helper.from_array(np.asarray(scale, np.float32), f"{name}_scale"))
+        constants.append(onnx.numpy_helper.from_array(np.asarray(128, np.uint8), f"{name}_zero"))
+    nodes = [
+        helper.make_node("DequantizeLinear", [side, f"{side}_scale", f"{side}_zero"], [f"{side}_float"])
+        for side in "ab"
+    ]
+    nodes.append(helper.make_node("MatMul", ["a_float", "b_float"], ["product"], "attn.pv/MatMul"))
+    nodes.append(helper.make_node("QuantizeLinear", ["product", "y_scale", "y_zero"], ["y"]))
+    kinds = {"a": [1, 400, 8], "b": [1, 8, 500], "y": None}
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.UINT8, shape) for name, shape in kinds.items()]
+    graph = helper.make_graph(nodes, "requantising", values[:2], values[2:], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def test_a_kernel_that_returns_codes_rounds_once() -> None:
+    random, scales = (
+        np.random.default_rng(0),
+        tuple(float(np.float32(x)) for x in (0.1, 0.3, 0.02)),
+    )  # ratio 1.5: many sums lie halfway
+    sides = [random.integers(0, 256, shape, dtype=np.uint8) for shape in ((1, 400, 8), (1, 8, 500))]
+    model = _requantising(scales)
+    runner = session(model)
+    codes = runner.run(None, dict(zip("ab", sides, strict=True)))[0].astype(np.float32) - 128
+    left, right = (torch.from_numpy(side.astype(np.float32) - 128) for side in sides)
+    layout = FileLayout({}, frozenset(), {"attn.pv": scales[2]})
+    exact = ExactSimulator(ScalePlan("m", "", "", {}, {}, {}), layout)
+    weight = _Weight(right, torch.tensor(scales[1]))
+    out = exact._kernel("attn.pv", left, weight, scales[0])
+    again = (out / scales[2]).round().clamp(-128, 127)
+    assert np.array_equal(again.numpy(), codes)
+    twice = (kernel(left, weight, scales[0]) / scales[2]).round().clamp(-128, 127)
+    assert not np.array_equal(twice.numpy(), codes)  # else the difference would not be worth the trouble
+
+
+def test_the_layout_names_products_that_a_quantizelinear_alone_reads() -> None:
+    side = Uniform(8, (0.5,))
+    plan = ScalePlan("m", "", "", {}, {}, {"attn.pv": SitePlan("matmul", "softmax", side, side)})
+    assert layout_of(_requantising((0.5, 0.5, 0.25)), plan).requantised == {"attn.pv": 0.25}
