@@ -125,11 +125,11 @@ class _SiteOutputs:
 def _arranged(values: Array | None, like: Array) -> Array | None:
     """values in the shape of `like`: a patch grid may be laid out flat, heads be folded into the batch.
 
-    A file computes only the first row [.., 1, columns] where nobody reads the others (see DropUnreadRows).
+    A file computes only the first row where nobody reads the others (see DropUnreadRows).
     """
-    if values is not None and like.ndim >= 3 and values.shape == (*like.shape[:-2], 1, like.shape[-1]):
+    if values is None or _cut_axis(values, like) is not None:
         return values
-    if values is None or values.size != like.size:
+    if values.size != like.size:
         return None
     if values.shape == like.shape:
         return values
@@ -138,11 +138,23 @@ def _arranged(values: Array | None, like: Array) -> Array | None:
     return values.reshape(like.shape)
 
 
+def _cut_axis(values: Array, like: Array) -> int | None:
+    """The axis along which `values` holds the first row of `like` alone: of tokens, but the last axis is of columns."""
+    if values.ndim != like.ndim or like.ndim < 3:
+        return None
+    cut = [axis for axis, (own, whole) in enumerate(zip(values.shape, like.shape, strict=True)) if own != whole]
+    return cut[0] if len(cut) == 1 and values.shape[cut[0]] == 1 and cut[0] != like.ndim - 1 else None
+
+
 def _rows_of(simulated: Array, held: Array) -> Array:
-    """Those rows of [.., rows, columns] that the file holds: all, or the first."""
-    return simulated if held.shape == simulated.shape else simulated[..., : held.shape[-2], :]
+    """Those rows that the file holds: all, or the first."""
+    axis = _cut_axis(held, simulated)
+    return simulated if axis is None else np.take(simulated, [0], axis)
 
 
 def _with_rows(simulated: Array, held: Array) -> Array:
     """`held`, and behind it the rows that only the simulator has."""
-    return np.concatenate([held, simulated[..., held.shape[-2] :, :]], -2) if held.shape != simulated.shape else held
+    axis = _cut_axis(held, simulated)
+    if axis is None:
+        return held
+    return np.concatenate([held, np.take(simulated, range(1, simulated.shape[axis]), axis)], axis)

@@ -10,8 +10,10 @@ Sums, differences, products and quotients of elements are the same in both libra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,6 +30,12 @@ _UNARY: dict[Any, str] = {
     for operation, name in (("Sigmoid", "sigmoid"), ("Tanh", "tanh"), ("Exp", "exp"), ("Erf", "erf"), ("Log", "log"))
     for func in (getattr(torch, name), getattr(Tensor, name))
 } | {F.sigmoid: "Sigmoid", F.tanh: "Tanh", F.hardswish: "HardSwish", F.softplus: "Softplus", F.elu: "Elu"}
+
+# They make tables of positions, from no pixel: the exporter computes these by numpy and stores the result.
+_BY_NUMPY: dict[Any, Any] = {
+    torch.sin: np.sin, Tensor.sin: np.sin, torch.cos: np.cos, Tensor.cos: np.cos,
+    Tensor.__rpow__: lambda exponent, basis: np.power(basis, exponent),
+}  # fmt: skip
 
 
 class RuntimeFloats(TorchFunctionMode):
@@ -215,6 +223,12 @@ def interpolate(
     return compute(Model((node,), kinds_of([input]), (Constant(torch.tensor(sizes)),)), [input])
 
 
+def _in_numpy(calculate: Any, input: Tensor, *others: Any) -> Any:
+    if any(not isinstance(item, (int, float)) for item in others):
+        return NotImplemented
+    return torch.from_numpy(calculate(input.detach().numpy(), *(np.float32(item) for item in others)))
+
+
 def _run(operation: str, inputs: list[Tensor], **attributes: Any) -> Tensor:
     names = tuple(f"x{place}" for place in range(len(inputs)))
     return compute(Model((Node(operation, names, "y", frozen(attributes)),), kinds_of(inputs)), inputs)
@@ -237,5 +251,6 @@ _KERNELS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_NORM, length),
     **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.mm), matmul),
     **dict.fromkeys((F.conv1d, F.conv2d, torch.conv1d, torch.conv2d), conv),
+    **{func: partial(_in_numpy, calculate) for func, calculate in _BY_NUMPY.items()},
     **{func: lambda input, *_, operation=name, **__: _run(operation, [input]) for func, name in _UNARY.items()},
 }

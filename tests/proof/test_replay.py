@@ -12,7 +12,7 @@ import pytest
 from ptq4vit_onnx.errors import ParityError
 from ptq4vit_onnx.plan.saturation_safe_weights import ship_weight
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
-from ptq4vit_onnx.proof.replay import Divergence, Replay, divergences
+from ptq4vit_onnx.proof.replay import Divergence, Replay, _arranged, _rows_of, _with_rows, divergences
 
 Array = np.ndarray[Any, Any]
 
@@ -113,3 +113,15 @@ def _simulated(small: Any, heads: Array) -> dict[str, Array]:
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     p = weights / weights.sum(-1, keepdims=True)
     return {"attn.qk": scores, "attn.pv": small.plan.sites["attn.pv"].lhs.fake_quantize(p) @ q}
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_first_row_is_compared_and_handed_on_whichever_axis_holds_the_tokens(axis: int) -> None:
+    simulated = np.random.default_rng(0).standard_normal((4, 5, 3)).astype(np.float32)
+    held = -np.take(simulated, [0], axis)
+    assert _arranged(held, simulated) is held
+    assert np.array_equal(_rows_of(simulated, held), -held)
+    joined = _with_rows(simulated, held)
+    assert np.array_equal(np.take(joined, [0], axis), held)
+    assert np.array_equal(np.delete(joined, 0, axis), np.delete(simulated, 0, axis))
+    assert _arranged(simulated[:2, :2], simulated) is None and _arranged(simulated[..., :1], simulated) is None

@@ -108,6 +108,14 @@ def test_the_runtimes_float_kernels_compute_what_torch_does(compute: Any, monkey
     torch.testing.assert_close(out, compute(x), rtol=1e-5, atol=1e-6)
 
 
+def test_tables_of_positions_are_computed_by_numpy_as_the_exporter_does() -> None:
+    angles = torch.linspace(0, 500, 4001)
+    with RuntimeFloats():
+        found = (angles.sin(), torch.cos(angles), 10000 ** (angles / 500))
+    expected = (np.sin(angles.numpy()), np.cos(angles.numpy()), np.power(np.float32(10000), (angles / 500).numpy()))
+    assert all(np.array_equal(one.numpy(), other) for one, other in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize(
     "compute",
     [
