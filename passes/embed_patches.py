@@ -63,8 +63,12 @@ class EmbedPatches(Pass):
         matrix = np.ascontiguousarray(flat_kernels(weight, geometry.tiles).T)
         out = work.add("MatMul", f"{site}/MatMul", [rows_of_inputs, gs.Constant(f"{site}/float_weight", matrix)])
         product.node = out.inputs[0]
-        if len(conv.inputs) > 2:
-            out = work.add("Add", f"{site}/Add", [out, conv.inputs[2]])
+        bias = conv.inputs[2] if len(conv.inputs) > 2 else None
+        if bias is None and not (geometry.tiles and geometry.kernel != (1, 1)):
+            # ONNX Runtime computes a product without a bias in float where both a QuantizeLinear and a residual read it
+            bias = gs.Constant(f"{site}/no_bias", np.zeros(len(weight), np.float32))
+        if bias is not None:
+            out = work.add("Add", f"{site}/Add", [out, bias])
         _hand_over(work, conv, out, (rows, columns, len(weight)))
 
     def _geometry(self, conv: gs.Node, site: str) -> Geometry:

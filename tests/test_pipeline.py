@@ -138,7 +138,7 @@ def test_what_can_be_refused_is_refused_before_anything_is_fetched(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "load", lambda *_: pytest.fail("weights were asked for"))
+    monkeypatch.setattr(pipeline, "load_for", lambda *_: pytest.fail("weights were asked for"))
     for folder in ("occupied", "few"):
         (tmp_path / folder).mkdir()
     (tmp_path / "occupied" / "model.onnx").write_text("mine")
@@ -156,7 +156,7 @@ def test_a_model_of_other_channels_without_data_is_refused_before_it_is_fetched_
     said = "no images for deit_b: it takes 12 channels and the built-in photos have 3; give --data"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pipeline, "channels_of", lambda _: 12)
-    monkeypatch.setattr(pipeline, "load", lambda *_: pytest.fail("weights were asked for"))
+    monkeypatch.setattr(pipeline, "load_for", lambda *_: pytest.fail("weights were asked for"))
     for random_weights in (False, True):
         with pytest.raises(UserError, match=said):
             export(ExportRequest("deit_b", random_weights=random_weights))

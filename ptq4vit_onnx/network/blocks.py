@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from ptq4vit_onnx.network.answers import answers
 from ptq4vit_onnx.network.dependencies import behind, graph_alone
 from ptq4vit_onnx.network.discovery import as_deployed
-from ptq4vit_onnx.plan.sites import Site
+from ptq4vit_onnx.plan.sites import FloatProduct, Site
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold modules, and compute nothing
+MOST_CONVOLUTIONS = 4  # in a block without attention: an inverted bottleneck and its shortcut
 
 
 @dataclass(frozen=True)
@@ -76,16 +77,60 @@ class _Border:
         return left
 
 
-def find_blocks(model: nn.Module, sites: list[Site], image: Tensor) -> list[nn.Module]:
-    """The largest modules that hold exactly one attention each: `blocks.0`, `layers.1.blocks.0`, ...
+def find_blocks(model: nn.Module, products: Sequence[Site | FloatProduct], image: Tensor) -> list[nn.Module]:
+    """The largest modules that hold exactly one attention each: `blocks.0`, `layers.1.blocks.0`, ...; between them
+    those of a few convolutions: `stem`, `stages.0.blocks.1`, ...
 
-    Where such a module cannot be cut out, the one around it is taken, whatever it holds; where that is the model
-    itself, none. image: [1, C, H, W].
+    Where a module with an attention cannot be cut out, the one around it is taken, whatever it holds; where that is the
+    model itself, none. One of convolutions is left out then. products: all of the model, in the order of its forward
+    pass. image: [1, C, H, W].
     """
-    paths = _with_one_attention(model, sites)
+    paths = _with_one_attention(model, [item for item in products if isinstance(item, Site)])
     while entangled := _entangled(model, paths, image):
         paths = _outermost([_around(model, path) if path in entangled else path for path in paths])
+    paths = _in_order([*paths, *_of_convolutions(model, products, paths, image)], products)
     return [model.get_submodule(path) for path in paths]
+
+
+def _of_convolutions(
+    model: nn.Module, products: Sequence[Site | FloatProduct], taken: Sequence[str], image: Tensor
+) -> list[str]:
+    """Modules outside `taken` that hold up to MOST_CONVOLUTIONS, and can be cut out.
+
+    None in a model whose only convolution outside is its patch embedding: little is kept in front of it.
+    """
+    outside = [item.scope for item in products if not any(_inside(item.scope, path) for path in taken)]
+    scopes = [scope for scope in outside if scope and isinstance(model.get_submodule(scope), nn.Conv2d)]
+    found = list(dict.fromkeys(_around_few(model, scope, [item.scope for item in products]) for scope in scopes))
+    found = [path for path in found if not any(_inside(other, path) for other in taken)]
+    if len(scopes) < 2:
+        return []
+    while entangled := _entangled(model, [*taken, *found], image):
+        if not entangled & set(found):
+            return []
+        found = [path for path in found if path not in entangled]
+    return found
+
+
+def _around_few(model: nn.Module, path: str, scopes: Sequence[str]) -> str:
+    """The largest module around a path whose products are few, and that is not the model itself."""
+    while "." in path:
+        parent = path.rpartition(".")[0]
+        many = sum(_inside(scope, parent) for scope in scopes) > MOST_CONVOLUTIONS
+        if many or isinstance(model.get_submodule(parent), _CONTAINERS):
+            break
+        path = parent
+    return path
+
+
+def _inside(scope: str, path: str) -> bool:
+    return scope == path or scope.startswith(f"{path}.")
+
+
+def _in_order(paths: Sequence[str], products: Sequence[Site | FloatProduct]) -> list[str]:
+    """By the first product of each."""
+    scopes = [item.scope for item in products]
+    return sorted(paths, key=lambda path: next(place for place, scope in enumerate(scopes) if _inside(scope, path)))
 
 
 def _with_one_attention(model: nn.Module, sites: list[Site]) -> list[str]:

@@ -30,6 +30,7 @@ from ptq4vit_onnx.runtime import process
 
 Array = np.ndarray[Any, Any]
 LOGITS = KINDS["logits"]
+LARGE_PIXELS = 512 * 512  # of an image; a convolutional stage keeps gigabytes of four images of 1024 x 1024
 MOST_ELEMENTS = 20_000_000  # of a site's left side or output that are kept: 80 MB; all of a DeiT-B's
 
 
@@ -38,16 +39,19 @@ def record(
     images: Tensor | Array,
     seed: int = 0,
     labels: Labels = Options.labels,
-    batch: int = 4,
+    batch: int | None = None,
     kind: OutputKind = LOGITS,
 ) -> Iterator[Recording]:
     """Every site of the model on `images` [n, C, H, W], last site first.
 
-    While the caller holds a recording, the model is as it was handed in: hooks and flags are set only to compute.
+    batch: how many images are computed at once; None for four, or one of large images. While the caller holds a
+    recording, the model is as it was handed in: hooks and flags are set only to compute.
     """
     images = torch.as_tensor(images)
-    sites = discover_products(model, images[:1]).sites
-    blocks = find_blocks(model, sites, images[:1])
+    if batch is None:
+        batch = 4 if images[0, 0].numel() <= LARGE_PIXELS else 1
+    products = discover_products(model, images[:1])
+    sites, blocks = products.sites, find_blocks(model, products.found, images[:1])
     most = MOST_ELEMENTS // math.ceil(len(images) / batch)
     recorder = Recorder(most, seed, foldable(model, sites, images[:1]), {site.name for site in sites})
     with _recording(model, recorder), cut_graph(blocks) as passages:

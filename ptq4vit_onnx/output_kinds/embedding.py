@@ -71,7 +71,7 @@ class EmbeddingAgainstFloat(AgainstFloat):
             found.append(Headline("k-NN accuracy", f"{self.knn_quantised:.1f} %", note))
         if self.agreement is not None:
             note = f"of the ten nearest {self.neighbours:.1f} %"
-            found.append(Headline("Nearest neighbour kept", f"{self.agreement:.1f} %", note))
+            found.append(Headline("Nearest kept", f"{self.agreement:.1f} %", note))
         return [*found, Headline("Cosine to float", f"{self.cosine:.4f}", f"worst image {self.worst_cosine:.4f}")]
 
     @property

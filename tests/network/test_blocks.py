@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ptq4vit_onnx.network.blocks import find_blocks
-from ptq4vit_onnx.network.discovery import discover, watching
+from ptq4vit_onnx.network.discovery import compute_plainly, discover, discover_products, watching
 from ptq4vit_onnx.network.recording import Recorder
 from ptq4vit_onnx.network.tape import draw_labels, record
 
@@ -97,3 +97,52 @@ def test_a_model_that_is_one_entangled_block_is_not_cut() -> None:
     model = Pair(lambda both, x: (both[0](x) + both[1](x)).flatten(1)).requires_grad_(False)
     assert find_blocks(model, discover(model, image()), image()) == []
     assert len(list(record(model, image(3)))) == 6
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions around which the block itself carries a shortcut; the middle one stays in float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widen, self.deep = nn.Conv2d(24, 32, 1), nn.Conv2d(32, 32, 3, padding=1, groups=32)
+        self.narrow = nn.Conv2d(32, 24, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.narrow(self.deep(self.widen(x)).relu())
+        return out
+
+
+class Hybrid(nn.Module):
+    """around: a shortcut around the second bottleneck, which then cannot be cut out."""
+
+    def __init__(self, around: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.around = around
+        self.stem = nn.Sequential(nn.Conv2d(2, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 24, 1))
+        self.stages = nn.ModuleList([Bottleneck(), Bottleneck()])
+        self.attention = Attention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stages[0](self.stem(x)).sin()
+        x = x + self.stages[1](x) if self.around else self.stages[1](x)
+        out: Tensor = self.attention(x[:, :4].flatten(2).transpose(1, 2)).flatten(1)
+        return out
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_convolutions_outside_attention_are_cut_out_by_the_few(around: bool) -> None:
+    model = Hybrid(around).requires_grad_(False)
+    names = {module: name for name, module in model.named_modules()}
+    found = [names[block] for block in find_blocks(model, discover_products(model, image()).found, image())]
+    assert found == ["stem", "stages.0", *([] if around else ["stages.1"]), "attention"]
+    recorder = Recorder(10**9, 0, set())
+    with watching(model, recorder, compute_plainly):
+        logits = model(image(3).requires_grad_(True))
+        labels = draw_labels(logits, "sampled", torch.Generator().manual_seed(0))
+        nn.functional.cross_entropy(logits, labels, reduction="sum").backward()  # type: ignore[no-untyped-call]
+    expected = {recording.site.name: recording for recording in recorder.take()}
+    recorded = {recording.site.name: recording for recording in record(model, image(3), labels="sampled")}
+    assert recorded.keys() == expected.keys() and len(expected) == 3 + 5
+    for name, recording in recorded.items():
+        torch.testing.assert_close(recording.grad, expected[name].grad, rtol=1e-4, atol=1e-6)

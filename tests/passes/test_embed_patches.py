@@ -112,6 +112,28 @@ def test_their_bytes_are_the_plans_also_at_the_border(
     np.testing.assert_allclose(executed.output, small.reference(model, left.fake_quantize(image)), atol=1e-4)
 
 
+@pytest.mark.parametrize("attributes", [{"kernel": 3, "pads": [1, 1, 1, 1]}, {"kernel": 1}])
+def test_a_convolution_without_a_bias_stays_in_integers_next_to_a_residual(
+    attributes: dict[str, Any], small: Small
+) -> None:
+    """Its tokens are quantised for the next product, and added to that product's output."""
+    model = small.convolution(**attributes)
+    graph, make = model.graph, onnx.helper.make_node
+    del graph.node[0].input[2]
+    y, graph.node[0].output[0] = graph.output[0].name, "grid"
+    graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info(y, onnx.TensorProto.FLOAT, ["batch", 96, 6]))
+    constants = {"tokens": np.asarray([-1, 6, 96]), "next.weight": np.eye(6, dtype=np.float32)}
+    graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in constants.items())
+    graph.node.append(make("Reshape", ["grid", "tokens"], ["flat"], name="model/Reshape"))
+    graph.node.append(make("Transpose", ["flat"], ["first"], name="model/Transpose", perm=[0, 2, 1]))
+    graph.node.append(make("MatMul", ["first", "next.weight"], ["second"], name="next/MatMul"))
+    graph.node.append(make("Add", ["first", "second"], [y], name="model/Add"))
+    plan = small.plan({"conv": PLAN, "next": replace(PLAN, kind="linear")})
+    executed = small.execute(quantize(model, plan)[0], np.ones((2, 3, 8, 12), np.float32))
+    kernels = [executed.by_name.get(name) for name in ("conv/MatMul", "next/MatMul")]
+    assert kernels == ["MatMulIntegerToFloat"] * 2
+
+
 def test_embed_patches_refuses_groups(small: Small) -> None:
     model = small.convolution(kernel=3)
     model.graph.node[0].attribute.append(onnx.helper.make_attribute("group", 3))

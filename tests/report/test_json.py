@@ -28,7 +28,7 @@ KEYS: dict[str, Any] = {
         "products": [{"site": None, "product": None, "kernel": None, "integer": None, "operands": None,
                       "unsafe": None}],
     },
-    "float_products": None,
+    "float_products": {"*": None},
     "site_parity": [{"site": None, "product": None, "kernel": None, "exact": None, "max_error": None,
                      "tolerance": None, "checked": None, "failure": None}],
     "replay": {"largest": None, "limit": None, "sites": {"*": None}},
@@ -74,7 +74,8 @@ def test_report_json_has_the_keys_that_programs_read(made_up: MadeUp, tmp_path: 
         for name, site in made_up.report.plan.sites.items()
     }  # fmt: skip
     timings = (Timing("float", 1, 1, 2.2, 2.0, 2.4, 10, 1.0), Timing("model", 1, 1, 1.1, 1.0, 1.2, 10, 2.0))
-    report = made_up.report_of(replace(made_up.report.plan, sites=sites))
+    floats = {"neck.conv": "a convolution in 4 groups"}
+    report = made_up.report_of(replace(made_up.report.plan, sites=sites, floats=floats))
     replace(report, latency=BenchResult(timings, "AVX2")).save(tmp_path)
     require_keys(json.loads((tmp_path / "report.json").read_text(encoding="utf-8")), KEYS)
 

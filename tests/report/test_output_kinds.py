@@ -40,7 +40,7 @@ def report_of(made_up: MadeUp, kind: str, **inputs: Any) -> Any:
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("embedding", {"k-NN accuracy": "73.9 %", "Nearest neighbour kept": "91.2 %", "Cosine to float": "0.9961"}),
+        ("embedding", {"k-NN accuracy": "73.9 %", "Nearest kept": "91.2 %", "Cosine to float": "0.9961"}),
         ("features", {"Relative error": "0.061", "Cosine to float": "0.9912"}),
     ],
 )
