@@ -135,10 +135,12 @@ def _transposed(node: gs.Node, axis: int) -> Rows | None:
 
 def _reshaped(node: gs.Node, axis: int) -> Rows | None:
     """The axes before this one stay, and so does its length: only what lies behind it is laid out anew."""
-    before, after = whole_lengths(shape_of(node.inputs[0])[axis:]), whole_lengths(shape_of(node.outputs[0])[axis:])
-    if not isinstance(node.inputs[1], gs.Constant) or not before or not after:
+    before, after = shape_of(node.inputs[0]), shape_of(node.outputs[0])
+    if not isinstance(node.inputs[1], gs.Constant) or len(before) <= axis or not isinstance(before[axis], int):
         return None
-    return [(node.inputs[0], axis)] if before[0] == after[0] and prod(before) == prod(after) else None
+    numbers = whole_lengths(before[axis:]), whole_lengths(after[axis:])
+    same = before[:axis] == after[:axis] or (all(numbers) and prod(numbers[0] or ()) == prod(numbers[1] or ()))
+    return [(node.inputs[0], axis)] if same and before[axis] == after[axis] else None
 
 
 _RULES: dict[str, Callable[[gs.Node, int], Rows | None]] = {

@@ -24,9 +24,10 @@ from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.proof.float_sites import FloatSites
 from ptq4vit_onnx.proof.kernels import audit
 from ptq4vit_onnx.proof.layout import layout_of
+from ptq4vit_onnx.proof.replay import Replay
 from ptq4vit_onnx.proof.site_parity import check_sites, require_exact
 from ptq4vit_onnx.runtime.session import run
-from ptq4vit_onnx.simulation.fake import simulate_exactly
+from ptq4vit_onnx.simulation.fake import replay, simulate_exactly
 
 SIZE = {"img_size": 32, "in_chans": 1, "num_classes": 5}
 TINY = SIZE | {"patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
@@ -83,6 +84,9 @@ def prove(model: LoadedModel, batch: int | None = None) -> ScalePlan:
     require_exact(check_sites(quantised, plan, images(2), FloatSites(float_model, plan)))
     simulated = simulate_exactly(model.module, plan, layout_of(quantised, plan), images(4))
     assert np.array_equal(run(quantised, images(4)), simulated)
+    held = Replay(quantised, plan)
+    replay(model.module, plan, held, images(1))
+    assert held.first_divergent is None
     return plan
 
 
