@@ -21,11 +21,12 @@ from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.passes import quantize
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
-from ptq4vit_onnx.proof.float_sites import FloatSites
+from ptq4vit_onnx.proof.float_sites import FloatSites, output_tensors
 from ptq4vit_onnx.proof.kernels import audit
 from ptq4vit_onnx.proof.layout import layout_of
 from ptq4vit_onnx.proof.replay import Replay
 from ptq4vit_onnx.proof.site_parity import check_sites, require_exact
+from ptq4vit_onnx.runtime.inner_tensors import fetch
 from ptq4vit_onnx.runtime.session import run
 from ptq4vit_onnx.simulation.fake import replay, simulate_exactly
 
@@ -195,7 +196,11 @@ class TokensFirst(nn.Module):
 
 @pytest.mark.parametrize("batch", [None, 2])
 def test_rows_that_nobody_reads_are_dropped_in_front_of_a_product_also_along_the_first_axis(batch: int | None) -> None:
-    prove(loaded(TokensFirst), batch)
+    model = loaded(TokensFirst)
+    plan = prove(model, batch)
+    quantised, _ = quantize(export_float(model, discover(model.module, images(1)), batch), plan)
+    scores = fetch(quantised, [output_tensors(quantised, plan.sites)["layers.1.self_attn.qk"]], images(2))
+    assert [value.shape for value in scores.values()] == [(2, 2, 1, 17)]  # [images, heads, rows, tokens]
 
 
 def windows_with_relative_positions() -> nn.Module:

@@ -68,6 +68,11 @@ class Replay:
         self._last = list(plan.sites)[-1]
         self._held: Mapping[str, Array] = {}
 
+    @property
+    def batch(self) -> int:
+        """How many images to show at a time: one, or what the model takes."""
+        return self._outputs.batch
+
     def show(self, images: Array) -> None:
         """Run the ONNX model on `images` [n, channels, height, width]; the next calls are about these."""
         self._held = self._outputs.of(images)
@@ -113,6 +118,10 @@ class _SiteOutputs:
         self._factors = column_factors_of(proto, plan)
         # laid open, then optimised: integer kernels run, and no output is fused into a later node
         self._inside = Inside(proto, list(dict.fromkeys(self._tensors.values())), optimise=True)
+
+    @property
+    def batch(self) -> int:
+        return self._inside.batch or 1
 
     def of(self, images: Array) -> dict[str, Array]:
         values = self._inside.values(images)

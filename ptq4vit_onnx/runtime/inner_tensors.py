@@ -26,6 +26,11 @@ class Inside:
         with _outputs(model, names):
             self._runner = session(model, optimise=optimise)
 
+    @property
+    def batch(self) -> int | None:
+        """The number of images that the model is fixed to; None where it is free."""
+        return static_batch(self._runner)
+
     def values(self, images: Array) -> dict[str, Array]:
         """The tensors for `images`; a model of static batch is run as often as they need."""
         images = as_fed(self._runner, images)

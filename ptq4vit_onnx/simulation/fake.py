@@ -28,7 +28,10 @@ Outputs = tuple[Array, ...]  # all outputs of the model on the same images, each
 
 class Hold(Protocol):
     """Another engine's outputs of the same sites. `show` runs it on images; a call takes the simulated output of a site
-    and returns the one to continue with."""
+    and returns the one to continue with. batch: how many images it takes at a time."""
+
+    @property
+    def batch(self) -> int: ...
 
     def show(self, images: Array) -> None: ...
 
@@ -157,16 +160,20 @@ def _outputs(model: nn.Module, images: Array, batch: int, watch: Any, progress: 
 
 
 def replay(model: nn.Module, plan: ScalePlan, hold: Hold, images: Array) -> None:
-    """Simulate each site from what the ONNX model computed before it; `hold` keeps how far they differ."""
+    """Simulate each site from what the ONNX model computed before it; `hold` keeps how far they differ.
+
+    A model of static batch gets whole batches, the last one filled up: inside it, images may lie along any axis.
+    """
     simulator = Simulator(plan)
 
     def compare(call: Call) -> Tensor:
         return torch.from_numpy(hold(call.site.name, simulator(call).numpy()))
 
-    for image in images[:, None]:
-        hold.show(image)
+    for start in range(0, len(images), hold.batch):
+        part = np.take(images, range(start, start + hold.batch), 0, mode="wrap")
+        hold.show(part)
         with torch.no_grad(), applying(model, plan, compare):
-            model(torch.from_numpy(image))
+            model(torch.from_numpy(part))
 
 
 def predictor(model: nn.Module, plan: Mapping[str, SitePlan], batch: int = 16) -> Callable[[Array], Array]:
