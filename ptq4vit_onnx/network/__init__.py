@@ -25,4 +25,5 @@ DOORS = (
     "unfolding",
     "recording",
     "tape",
+    "tensor_tags",
 )  # what other rooms may import

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ptq4vit_onnx.network.tensor_tags import made_of_pixels
 from ptq4vit_onnx.simulation.node_models import FLOAT, Constant, Kind, Model, Node, compute, frozen, kinds_of
 
 _SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
@@ -31,9 +32,9 @@ _UNARY: dict[Any, str] = {
     for func in (getattr(torch, name), getattr(Tensor, name))
 } | {F.sigmoid: "Sigmoid", F.tanh: "Tanh", F.hardswish: "HardSwish", F.softplus: "Softplus", F.elu: "Elu"}
 
-# They make tables of positions, from no pixel: the exporter computes these by numpy and stores the result.
+# What is made of no pixel, tables of positions and scales of attention, the exporter computes by numpy, and stores it.
 _BY_NUMPY: dict[Any, Any] = {
-    torch.sin: np.sin, Tensor.sin: np.sin, torch.cos: np.cos, Tensor.cos: np.cos,
+    torch.sin: np.sin, Tensor.sin: np.sin, torch.cos: np.cos, Tensor.cos: np.cos, torch.exp: np.exp, Tensor.exp: np.exp,
     Tensor.__rpow__: lambda exponent, basis: np.power(basis, exponent),
 }  # fmt: skip
 
@@ -49,7 +50,8 @@ class RuntimeFloats(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        kernel = _KERNELS.get(func)
+        stored = func in _BY_NUMPY and not made_of_pixels(args)
+        kernel = partial(_in_numpy, _BY_NUMPY[func]) if stored else _KERNELS.get(func)
         out = NotImplemented if kernel is None or not _floats(args) else kernel(*args, **kwargs)
         if out is NotImplemented:
             out = func(*args, **kwargs)
@@ -113,6 +115,12 @@ def average_pool(input: Tensor, output_size: Any) -> Any:
     """F.adaptive_avg_pool2d to one value, which the exporter writes as a mean."""
     whole = output_size in (1, (1, 1), [1, 1])
     return _reduced("ReduceMean", input, (-2, -1), True) if whole else NotImplemented
+
+
+def average_row(input: Tensor, output_size: Any) -> Any:
+    """F.adaptive_avg_pool1d to one value: a mean, behind which ONNX Runtime moves no Transpose."""
+    whole = output_size in (1, (1,), [1])
+    return _run("ReduceMean", [input, torch.tensor([-1])], keepdims=1) if whole else NotImplemented
 
 
 def pool_windows(
@@ -245,12 +253,12 @@ _KERNELS: dict[Any, Callable[..., Any]] = {
     F.linear: linear,
     F.interpolate: interpolate,
     F.adaptive_avg_pool2d: average_pool,
+    F.adaptive_avg_pool1d: average_row,
     **dict.fromkeys(_SOFTMAX, softmax),
     **dict.fromkeys(_MEAN, mean),
     **dict.fromkeys(_SUM, total),
     **dict.fromkeys(_NORM, length),
     **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.mm), matmul),
     **dict.fromkeys((F.conv1d, F.conv2d, torch.conv1d, torch.conv2d), conv),
-    **{func: partial(_in_numpy, calculate) for func, calculate in _BY_NUMPY.items()},
     **{func: lambda input, *_, operation=name, **__: _run(operation, [input]) for func, name in _UNARY.items()},
 }
