@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import TypeAlias
 
@@ -10,7 +10,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.passes.pass_interface import Pass
-from ptq4vit_onnx.passes.tensors import read_instead, shape_of, values_of, whole_lengths
+from ptq4vit_onnx.passes.tensors import read_instead, shape_of, values_of
 from ptq4vit_onnx.passes.work import Violation, Work, integers, invariant
 
 Rows: TypeAlias = list[tuple[gs.Tensor, int]]  # tensors, each with the axis that its rows lie along
@@ -135,12 +135,15 @@ def _transposed(node: gs.Node, axis: int) -> Rows | None:
 
 def _reshaped(node: gs.Node, axis: int) -> Rows | None:
     """The axes before this one stay, and so does its length: only what lies behind it is laid out anew."""
-    before, after = shape_of(node.inputs[0]), shape_of(node.outputs[0])
-    if not isinstance(node.inputs[1], gs.Constant) or len(before) <= axis or not isinstance(before[axis], int):
+    before, after = shape_of(node.inputs[0])[axis:], shape_of(node.outputs[0])[axis:]
+    if not isinstance(node.inputs[1], gs.Constant) or not before or not after or not isinstance(before[0], int):
         return None
-    numbers = whole_lengths(before[axis:]), whole_lengths(after[axis:])
-    same = before[:axis] == after[:axis] or (all(numbers) and prod(numbers[0] or ()) == prod(numbers[1] or ()))
-    return [(node.inputs[0], axis)] if same and before[axis] == after[axis] else None
+    return [(node.inputs[0], axis)] if before[0] == after[0] and _volume(before) == _volume(after) else None
+
+
+def _volume(lengths: Sequence[int | str]) -> tuple[int, list[str]]:
+    """How many elements: the product of the lengths that are numbers; the others, as the number of images, by name."""
+    return prod(item for item in lengths if isinstance(item, int)), [item for item in lengths if isinstance(item, str)]
 
 
 _RULES: dict[str, Callable[[gs.Node, int], Rows | None]] = {

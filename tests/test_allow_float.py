@@ -65,13 +65,13 @@ def hybrid(load_model: Callable[[str], Any]) -> Any:
 
 @pytest.fixture
 def loaded(hybrid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "load", lambda *_: hybrid)
+    monkeypatch.setattr(pipeline, "load_for", lambda *_: hybrid)
 
 
 @pytest.fixture(scope="module")
 def exported(hybrid: Any, tmp_path_factory: pytest.TempPathFactory) -> Report:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "load", lambda *_: hybrid)
+        patch.setattr(pipeline, "load_for", lambda *_: hybrid)
         folder = tmp_path_factory.mktemp("hybrid") / "out"
         return export(ExportRequest(options=QUICK, output=folder, allow_float=True))
 

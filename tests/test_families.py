@@ -203,6 +203,14 @@ def test_rows_that_nobody_reads_are_dropped_in_front_of_a_product_also_along_the
     assert [value.shape for value in scores.values()] == [(2, 2, 1, 17)]  # [images, heads, rows, tokens]
 
 
+def test_as_many_rows_are_dropped_for_any_number_of_images_as_for_two() -> None:
+    model = loaded(TokensFirst)
+    plan = prove(model)
+    sites = discover(model.module, torch.from_numpy(images(1)))
+    reports = [quantize(export_float(model, sites, batch), plan)[1] for batch in (None, 2)]
+    assert reports[0].places["DropUnreadRows"] == reports[1].places["DropUnreadRows"] > 15
+
+
 def windows_with_relative_positions() -> nn.Module:
     import_timm()
     from timm.models.vision_transformer_sam import VisionTransformerSAM

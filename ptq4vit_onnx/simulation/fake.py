@@ -23,6 +23,7 @@ from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.progress import Progress, silent
 
 Array = np.ndarray[Any, Any]
+MOST_PIXELS = 8 * 384 * 384  # of the images that are simulated together: one of 1024 x 1024 takes a gigabyte already
 Outputs = tuple[Array, ...]  # all outputs of the model on the same images, each [n, ...]
 
 
@@ -153,6 +154,7 @@ def simulate_all_exactly(
 
 
 def _outputs(model: nn.Module, images: Array, batch: int, watch: Any, progress: Progress, title: str) -> Outputs:
+    batch = min(batch, max(1, MOST_PIXELS // images[0, 0].size))
     starts = range(0, len(images), batch)
     with torch.no_grad(), watch:
         chunks = [answers(model, torch.from_numpy(images[start : start + batch])) for start in progress(starts, title)]
