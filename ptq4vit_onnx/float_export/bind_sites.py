@@ -70,7 +70,9 @@ def _product_names(
         if len(found[scope]) != len(expected[scope]):
             raise UserError(
                 f"cannot bind sites in {scope or 'the model'}: torch computed {len(expected[scope])} "
-                f"products ({', '.join(expected[scope]) or 'none'}), the ONNX graph has {len(found[scope])}"
+                f"products ({', '.join(expected[scope]) or 'none'}), the ONNX graph has {len(found[scope])}; "
+                "its forward may not compute without gradients (torch.no_grad, detach), and no module may be called "
+                "more than once there: give it copies"
             )
     return {index: name for scope in expected for index, name in zip(found[scope], expected[scope], strict=True)}
 

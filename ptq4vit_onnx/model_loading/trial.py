@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ptq4vit_onnx.errors import UserError, is_out_of_memory, one_line
@@ -21,7 +22,8 @@ def run_once(module: nn.Module, images: Tensor, name: str = "this model") -> Any
 
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), in_eval_mode(module):
-            return module(images)
+            version = images._version
+            outputs = module(images)
     except UserError:
         raise
     except Exception as error:
@@ -32,6 +34,20 @@ def run_once(module: nn.Module, images: Tensor, name: str = "this model") -> Any
             f"{one_line(error).rstrip('.')}; it must take one float tensor [images, channels, height, width] with any "
             "number of images: give the image size that it takes, or wrap it in a module that does"
         ) from error
+    if images._version != version:
+        raise UserError(
+            f"cannot quantise {name}: its forward changes the images it is given in place, so that whoever gave them "
+            "has others afterwards; let it begin with x = x.clone(), or write x = x - mean for x -= mean"
+        )
+    return outputs
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """While it is open, gradients can be recorded, also where the caller has opened torch.inference_mode."""
+    torch = sys.modules.get("torch")  # if it is not imported, nobody has
+    with nullcontext() if torch is None else torch.inference_mode(False):
+        yield
 
 
 @contextmanager
