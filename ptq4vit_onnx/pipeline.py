@@ -24,7 +24,7 @@ from ptq4vit_onnx.images.inspection import inspect_images, require_usable
 from ptq4vit_onnx.images.loading import ImageSet
 from ptq4vit_onnx.model_loading.batch_norms import with_batch_norms_folded
 from ptq4vit_onnx.model_loading.load import LoadedModel, channels_of, load_for, spec_for
-from ptq4vit_onnx.model_loading.trial import outside_inference_mode
+from ptq4vit_onnx.model_loading.trial import outside_modes
 from ptq4vit_onnx.network.plan_fit import load_plan, request_of, require_channels_fold, require_plan_fits
 from ptq4vit_onnx.plan.evidence import SiteEvidence
 from ptq4vit_onnx.plan.options import Options
@@ -49,7 +49,7 @@ def export(request: ExportRequest, progress: Progress = silent) -> Report:
     """
     with (
         _ONE_AT_A_TIME,
-        outside_inference_mode(),
+        outside_modes(),
         process.prepared(),
     ):  # before torch is imported, if the caller has not imported it
         return _export(request, progress)

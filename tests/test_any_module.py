@@ -223,11 +223,11 @@ def test_labels_that_an_output_does_not_have_are_said_to_be_left_out(tmp_path: P
     )
 
 
-def test_a_module_can_be_exported_inside_inference_mode(tmp_path: Path) -> None:
+def test_a_module_can_be_exported_inside_inference_mode_and_autocast(tmp_path: Path) -> None:
     module = Tower()
-    with torch.inference_mode():
+    with torch.inference_mode(), torch.autocast("cpu"):
         ptq4vit_onnx.export(module, output=tmp_path / "out", **QUICK)
-        assert torch.is_inference_mode_enabled()
+        assert torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu")
         with pytest.raises(UserError, match=r"made in torch.inference_mode .*; make the module outside"):
             ptq4vit_onnx.export(Tower(), output=tmp_path / "other", **QUICK)
 

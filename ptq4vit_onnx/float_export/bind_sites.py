@@ -71,8 +71,8 @@ def _product_names(
             raise UserError(
                 f"cannot bind sites in {scope or 'the model'}: torch computed {len(expected[scope])} "
                 f"products ({', '.join(expected[scope]) or 'none'}), the ONNX graph has {len(found[scope])}; "
-                "its forward may not compute without gradients (torch.no_grad, detach), and no module may be called "
-                "more than once there: give it copies"
+                "give a module whose forward has no torch.no_grad, no detach and no torch.autocast, and calls no "
+                "module more than once"
             )
     return {index: name for scope in expected for index, name in zip(found[scope], expected[scope], strict=True)}
 

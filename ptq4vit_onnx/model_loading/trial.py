@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ptq4vit_onnx.errors import UserError, is_out_of_memory, one_line
@@ -43,10 +43,14 @@ def run_once(module: nn.Module, images: Tensor, name: str = "this model") -> Any
 
 
 @contextmanager
-def outside_inference_mode() -> Iterator[None]:
-    """While it is open, gradients can be recorded, also where the caller has opened torch.inference_mode."""
-    torch = sys.modules.get("torch")  # if it is not imported, nobody has
-    with nullcontext() if torch is None else torch.inference_mode(False):
+def outside_modes() -> Iterator[None]:
+    """While it is open, torch computes in float32 and can record gradients, also where the caller has opened
+    torch.autocast or torch.inference_mode."""
+    torch = sys.modules.get("torch")
+    if torch is None:  # then nobody has
+        yield
+        return
+    with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
         yield
 
 
