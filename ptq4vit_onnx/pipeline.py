@@ -24,6 +24,7 @@ from ptq4vit_onnx.images.inspection import inspect_images, require_usable
 from ptq4vit_onnx.images.loading import ImageSet
 from ptq4vit_onnx.model_loading.batch_norms import with_batch_norms_folded
 from ptq4vit_onnx.model_loading.load import LoadedModel, channels_of, load_for, spec_for
+from ptq4vit_onnx.model_loading.trial import outside_modes
 from ptq4vit_onnx.network.plan_fit import load_plan, request_of, require_channels_fold, require_plan_fits
 from ptq4vit_onnx.plan.evidence import SiteEvidence
 from ptq4vit_onnx.plan.options import Options
@@ -46,7 +47,11 @@ def export(request: ExportRequest, progress: Progress = silent) -> Report:
 
     Exports in several threads of one process run one after the other.
     """
-    with _ONE_AT_A_TIME, process.prepared():  # before torch is imported, if the caller has not imported it
+    with (
+        _ONE_AT_A_TIME,
+        outside_modes(),
+        process.prepared(),
+    ):  # before torch is imported, if the caller has not imported it
         return _export(request, progress)
 
 

@@ -221,3 +221,33 @@ def test_labels_that_an_output_does_not_have_are_said_to_be_left_out(tmp_path: P
     assert ("WARNING", "embedding output has no labels: calibration weighs errors by signs, not by sampled labels") in (
         rows(report)
     )
+
+
+def test_a_module_can_be_exported_inside_inference_mode_and_autocast(tmp_path: Path) -> None:
+    module = Tower()
+    with torch.inference_mode(), torch.autocast("cpu"):
+        ptq4vit_onnx.export(module, output=tmp_path / "out", **QUICK)
+        assert torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu")
+        with pytest.raises(UserError, match=r"made in torch.inference_mode .*; make the module outside"):
+            ptq4vit_onnx.export(Tower(), output=tmp_path / "other", **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda tower, x: tower.forward(x.sub_(0.5)),
+            "changes the images .* in place.*; let it begin with x = x.clone",
+        ),
+        (lambda tower, x: tower.forward(x) / 0, "returns embedding that are infinite or no numbers .* weights and its"),
+    ],
+    ids=["images are overwritten", "infinite"],
+)
+def test_what_would_spoil_every_measurement_is_refused(change: Any, said: str, tmp_path: Path) -> None:
+    class Changed(Tower):
+        def forward(self, x: Tensor) -> Any:
+            return change(super(), x)
+
+    with pytest.raises(UserError, match=said):
+        ptq4vit_onnx.export(Changed(), output=tmp_path / "out", **QUICK)
+    assert not (tmp_path / "out").exists()

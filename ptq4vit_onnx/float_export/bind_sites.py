@@ -70,7 +70,9 @@ def _product_names(
         if len(found[scope]) != len(expected[scope]):
             raise UserError(
                 f"cannot bind sites in {scope or 'the model'}: torch computed {len(expected[scope])} "
-                f"products ({', '.join(expected[scope]) or 'none'}), the ONNX graph has {len(found[scope])}"
+                f"products ({', '.join(expected[scope]) or 'none'}), the ONNX graph has {len(found[scope])}; "
+                "give a module whose forward has no torch.no_grad, no detach and no torch.autocast, and calls no "
+                "module more than once"
             )
     return {index: name for scope in expected for index, name in zip(found[scope], expected[scope], strict=True)}
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from ptq4vit_onnx.model_loading.load import LoadedModel
 
+_OWN = ("_parameters", "_buffers", "_modules")  # attributes that every module has, and that are copied
+
 
 def with_batch_norms_folded(model: LoadedModel, image: np.ndarray[Any, Any]) -> LoadedModel:
     """The model, or a copy in which each batch norm that alone reads a convolution is the identity.
@@ -27,13 +29,28 @@ def with_batch_norms_folded(model: LoadedModel, image: np.ndarray[Any, Any]) -> 
 
     if not any(isinstance(item, _BatchNorm) for item in model.module.modules()):
         return model
-    module = copy.deepcopy(model.module)
+    module = _copied(model.module)
     for item in module.modules():
         item.training = False
     with torch.no_grad():
         for conv, norm in _pairs(module, torch.as_tensor(image)[:1]):
             _fold(conv, norm)
     return replace(model, module=module)
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy; attributes that cannot be copied, as a lock or a tensor that was computed, are shared with it."""
+    shared: dict[int, Any] = {}
+    try:
+        return copy.deepcopy(module)
+    except Exception:  # of any type: every class may have its own __deepcopy__
+        for part in module.modules():
+            for value in (value for key, value in vars(part).items() if key not in _OWN):
+                try:
+                    copy.deepcopy(value)
+                except Exception:
+                    shared[id(value)] = value
+        return copy.deepcopy(module, shared)
 
 
 def _pairs(model: nn.Module, image: Tensor) -> list[tuple[nn.Conv2d, nn.Module]]:

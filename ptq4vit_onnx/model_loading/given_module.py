@@ -51,6 +51,10 @@ def _require_float32(path: str, tensor: Any) -> None:
         raise UserError(f"{path} of the module is on {tensor.device}; give module.cpu()")
     if tensor.layout.__str__() != "torch.strided" or tensor.is_quantized:
         raise UserError(f"{path} of the module is sparse or quantised; give the float module")
+    if tensor.is_inference():
+        raise UserError(
+            f"{path} of the module was made in torch.inference_mode and can have no gradients; make the module outside"
+        )
     kind = str(tensor.dtype).removeprefix("torch.")
     if (tensor.is_floating_point() or tensor.is_complex()) and kind != "float32":
         raise UserError(f"{path} of the module is {kind}, expected float32; give copy.deepcopy(module).float()")

@@ -111,7 +111,9 @@ def _names(kind: KindName, outputs: Any) -> tuple[str, ...]:
     if not isinstance(outputs, (tuple, list)) or len(outputs) == 1:
         return (kind,)
     fields: Any = getattr(outputs, "_fields", None)
-    return tuple(fields) if fields else tuple(f"{kind}_{number}" for number in range(len(outputs)))
+    if fields:  # one that is called as the file's input is gets another name
+        return tuple(f"{kind}_{field}" if field == "image" else field for field in fields)
+    return tuple(f"{kind}_{number}" for number in range(len(outputs)))
 
 
 def _text(shapes: Sequence[tuple[int, ...]]) -> str:

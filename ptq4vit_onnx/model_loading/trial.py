@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,8 @@ def run_once(module: nn.Module, images: Tensor, name: str = "this model") -> Any
 
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), in_eval_mode(module):
-            return module(images)
+            version = images._version
+            outputs = module(images)
     except UserError:
         raise
     except Exception as error:
@@ -32,6 +34,24 @@ def run_once(module: nn.Module, images: Tensor, name: str = "this model") -> Any
             f"{one_line(error).rstrip('.')}; it must take one float tensor [images, channels, height, width] with any "
             "number of images: give the image size that it takes, or wrap it in a module that does"
         ) from error
+    if images._version != version:
+        raise UserError(
+            f"cannot quantise {name}: its forward changes the images it is given in place, so that whoever gave them "
+            "has others afterwards; let it begin with x = x.clone(), or write x = x - mean for x -= mean"
+        )
+    return outputs
+
+
+@contextmanager
+def outside_modes() -> Iterator[None]:
+    """While it is open, torch computes in float32 and can record gradients, also where the caller has opened
+    torch.autocast or torch.inference_mode."""
+    torch = sys.modules.get("torch")
+    if torch is None:  # then nobody has
+        yield
+        return
+    with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+        yield
 
 
 @contextmanager

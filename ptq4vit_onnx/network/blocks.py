@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ptq4vit_onnx.network.answers import answers
@@ -22,8 +23,8 @@ MOST_CONVOLUTIONS = 4  # in a block without attention: an inverted bottleneck an
 class Passage:
     """One call of a block at which the autograd graph was cut.
 
-    entered: the block's first argument, with the graph that made it. left: the block's output, a leaf of the graph
-    behind it. args, kwargs: the block's other arguments.
+    entered: the block's first argument, with the graph that made it. left: a leaf of the graph behind the block, which
+    gets the gradient of the block's output; it has no values. args, kwargs: the block's other arguments.
     """
 
     entered: Tensor
@@ -66,15 +67,35 @@ class _Border:
         if not args or not isinstance(args[0], Tensor) or others:
             return None
         self.arguments = (args[0], args[1:], kwargs)
-        return (args[0].detach(), *args[1:]), kwargs
+        return (args[0].detach().clone(), *args[1:]), kwargs  # a copy: the block may change it in place
 
     def leave(self, block: nn.Module, _args: tuple[Any, ...], out: Any) -> Tensor | None:
         if self.arguments is None or not isinstance(out, Tensor):
             return None
         entered, args, kwargs = self.arguments
-        left = out.detach().requires_grad_(True)
+        left = _without_values(out).requires_grad_(True)
         self.passages.setdefault(block, []).append(Passage(entered, left, args, kwargs))
-        return left
+        handed_on: Tensor = _HandOn.apply(left, out)
+        return handed_on
+
+
+class _HandOn(torch.autograd.Function):
+    """A block's output for what comes behind it, which may change it in place; its gradient goes to a leaf."""
+
+    @staticmethod
+    def forward(_context: Any, _leaf: Tensor, out: Tensor) -> Tensor:  # type: ignore[override]
+        return out.detach().clone()
+
+    @staticmethod
+    def backward(_context: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad, None
+
+
+def _without_values(like: Tensor) -> Tensor:
+    """A tensor of the same shape and strides that holds no memory: one is kept of every block and batch."""
+    empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+    empty.untyped_storage().resize_(0)
+    return empty
 
 
 def find_blocks(model: nn.Module, products: Sequence[Site | FloatProduct], image: Tensor) -> list[nn.Module]:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ptq4vit_onnx.errors import UserError, one_line
+
 Node = Any  # an operation of the autograd graph (grad_fn); equal where it is the same one
 
 
@@ -53,3 +55,22 @@ def between(leaf: Tensor, end: Tensor) -> set[Node]:
             found.add(node)
             waiting += readers.get(node, [])
     return found
+
+
+def cannot_differentiate(error: Exception) -> UserError | None:
+    """For what torch says of a forward that overwrites a value which its own gradient needs; None for another error."""
+    said = one_line(error)
+    if "inplace" not in said and "in-place" not in said:
+        return None
+    return UserError(
+        f"cannot quantise this model: its forward cannot be differentiated, which calibration needs ({said[:150]}); "
+        "compute a tensor anew where it is changed in place: x = x - y for x -= y or x.sub_(y)"
+    )
+
+
+def require_gradients(outputs: Iterable[Tensor]) -> None:
+    if not any(output.requires_grad for output in outputs):
+        raise UserError(
+            "cannot quantise this model: gradients do not flow from its images to what it returns, and calibration "
+            "needs them; give a module whose forward has no torch.no_grad, no detach and no numpy"
+        )

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.model_loading.trial import require_outputs, run_once
 from ptq4vit_onnx.network.calls import Call, NotAProductError, conv_call, linear_call, matmul_call, window_of
-from ptq4vit_onnx.network.dependencies import between, graph_alone, own_tensor
+from ptq4vit_onnx.network.dependencies import between, cannot_differentiate, graph_alone, own_tensor, require_gradients
 from ptq4vit_onnx.network.tensor_tags import (
     hand_pixels_on,
     made_of_pixels,
@@ -323,10 +323,11 @@ def _products_on(model: nn.Module, images: Tensor) -> Found:
             returned = model(pixels)
     except UserError:
         raise
-    except Exception:
+    except Exception as error:
         run_once(model, images)  # says so in one line where the model fails by itself, too
-        raise
+        raise (cannot_differentiate(error) or error) from error
     outputs = require_outputs(returned, len(images))
+    require_gradients(outputs)
     inside = set().union(*(between(pixels, output) for output in outputs))
     return [(what, node) for what, node in seen if node in inside]
 

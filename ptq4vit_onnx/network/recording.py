@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from ptq4vit_onnx.network.answers import answers
 from ptq4vit_onnx.network.calls import Call
 from ptq4vit_onnx.network.dependencies import own_tensor
+from ptq4vit_onnx.network.discovery import as_deployed, compute_plainly, watching
 from ptq4vit_onnx.plan.sites import Site
 
 
@@ -52,11 +56,13 @@ class Recorder:
 
     most: how many elements of a side to keep at each call. foldable: sites into which a LayerNorm's channels can be
     folded; of other sites the LayerNorm is not recorded. sites: the names of those to
-    record; None for all.
+    record; None for all. changed: those of which the model changes a side in place afterwards.
     """
 
-    def __init__(self, most: int, seed: int, foldable: Set[str], sites: Set[str] | None = None) -> None:
-        self.sites = sites
+    def __init__(
+        self, most: int, seed: int, foldable: Set[str], sites: Set[str] | None = None, changed: Set[str] = frozenset()
+    ) -> None:
+        self.sites, self.changed = sites, changed
         self.most, self.generator, self.foldable = most, torch.Generator().manual_seed(seed), foldable
         self.pieces: dict[str, _Pieces] = {}
 
@@ -69,6 +75,7 @@ class Recorder:
         pieces = self.pieces.setdefault(site.name, _Pieces(site))
         slot = len(pieces.lhs)  # the autograd engine delivers gradients in its own order, not in that of the calls
         kept = self._kept(call)
+        call = _with_copies(call) if site.name in self.changed else call
         pieces.lhs.append(_rows(call.lhs, call, kept))
         pieces.rhs.append(call.rhs.detach() if call.site.rhs_is_weight else _rows(call.rhs, call, kept))
         pieces.grad.append(None)
@@ -93,6 +100,10 @@ class Recorder:
             yield self.pieces.pop(name).join()
 
 
+def _with_copies(call: Call) -> Call:
+    return replace(call, lhs=call.lhs.detach().clone(), rhs=call.rhs.detach().clone())
+
+
 def _entries(call: Call) -> int:
     return call.lhs[..., 0].numel() if call.site.rhs_is_weight else len(call.lhs)
 
@@ -101,3 +112,45 @@ def _rows(x: Tensor, call: Call, kept: Tensor | None) -> Tensor:
     """The kept entries of a left side, right side or gradient; of a linear, as rows."""
     flat = x.detach().flatten(0, -2) if call.site.rhs_is_weight else x.detach()
     return flat if kept is None else flat[kept]
+
+
+def changed_later(model: nn.Module, image: Tensor) -> Set[str]:
+    """The sites whose sides must be copied to be kept. A tensor in memory that was freed counts as well: a copy too
+    many costs little. image: [1, C, H, W]."""
+    changes = _Changes()
+    with torch.no_grad(), as_deployed(model), changes, watching(model, changes.read, compute_plainly):
+        answers(model, image.clone())
+    return changes.found
+
+
+class _Changes(TorchFunctionMode):
+    """Sees which memory functions write to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers: dict[int, set[str]] = {}  # sites by the memory that they read
+        self.found: set[str] = set()
+
+    def read(self, call: Call) -> Tensor:
+        for side in (call.lhs, call.rhs):
+            self.readers.setdefault(_memory(side), set()).add(call.site.name)
+        return call.plain()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = list(_given((*args, *(kwargs or {}).values())))
+        before = [item._version for item in given]
+        out = func(*args, **kwargs or {})
+        for item, version in zip(given, before, strict=True):
+            if item._version != version:
+                self.found |= self.readers.get(_memory(item), set())
+        return out
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _given(values: Iterable[Any]) -> list[Tensor]:
+    return [item for item in values if isinstance(item, Tensor)]

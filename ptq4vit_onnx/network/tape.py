@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from ptq4vit_onnx.network.answers import answers
 from ptq4vit_onnx.network.blocks import Passage, cut_graph, find_blocks
 from ptq4vit_onnx.network.channel_folding import foldable
+from ptq4vit_onnx.network.dependencies import cannot_differentiate
 from ptq4vit_onnx.network.discovery import as_deployed, compute_plainly, discover_products, watching
-from ptq4vit_onnx.network.recording import Recorder, Recording
+from ptq4vit_onnx.network.recording import Recorder, Recording, changed_later
 from ptq4vit_onnx.output_kinds.kinds import KINDS, OutputKind
 from ptq4vit_onnx.plan.options import Labels, Options
 from ptq4vit_onnx.runtime import process
@@ -53,7 +54,8 @@ def record(
     products = discover_products(model, images[:1])
     sites, blocks = products.sites, find_blocks(model, products.found, images[:1])
     most = MOST_ELEMENTS // math.ceil(len(images) / batch)
-    recorder = Recorder(most, seed, foldable(model, sites, images[:1]), {site.name for site in sites})
+    names, changed = {site.name for site in sites}, changed_later(model, images[:1])
+    recorder = Recorder(most, seed, foldable(model, sites, images[:1]), names, changed)
     with _recording(model, recorder), cut_graph(blocks) as passages:
         _differentiate(model, images, seed, labels, batch, kind)
     yield from recorder.take()
@@ -81,7 +83,7 @@ def _differentiate(model: nn.Module, images: Tensor, seed: int, labels: Labels, 
     for start in range(0, len(images), batch):
         outputs = answers(model, images[start : start + batch].clone().requires_grad_(True))
         losses.append(loss_of(outputs, kind, labels, generator))
-    torch.autograd.backward(torch.stack(losses).sum())
+    _backward([torch.stack(losses).sum()], None)
 
 
 def loss_of(outputs: tuple[Tensor, ...], kind: OutputKind, labels: Labels, generator: torch.Generator) -> Tensor:
@@ -120,9 +122,9 @@ def _run_again(block: nn.Module, calls: list[Passage]) -> list[Tensor]:
     upstream = []
     for call in calls:
         x = call.entered.detach().requires_grad_(True)
-        out = block(x, *call.args, **call.kwargs)
+        out = block(x.clone(), *call.args, **call.kwargs)  # a copy: a leaf cannot be changed in place
         assert call.left.grad is not None, "a block's output does not reach the loss"
-        torch.autograd.backward(out, call.left.grad)
+        _backward([out], [call.left.grad])
         assert x.grad is not None
         upstream.append(x.grad)
         call.left.grad = None
@@ -133,5 +135,12 @@ def _backward_into(calls: list[Passage], upstream: list[Tensor]) -> None:
     """Carry the gradient on through the operations between this block and the one before it."""
     pairs = [(call.entered, grad) for call, grad in zip(calls, upstream, strict=True) if call.entered.requires_grad]
     if pairs:
-        torch.autograd.backward([x for x, _ in pairs], [grad for _, grad in pairs])
+        _backward([x for x, _ in pairs], [grad for _, grad in pairs])
     calls.clear()
+
+
+def _backward(outputs: list[Tensor], grads: list[Tensor] | None) -> None:
+    try:
+        torch.autograd.backward(outputs, grads)
+    except RuntimeError as error:
+        raise cannot_differentiate(error) or error from error

@@ -86,7 +86,7 @@ def multi_head_attention(
     is_causal: bool = False,
 ) -> Any:
     """F.multi_head_attention_forward on [tokens, batch, width]; not what adds keys or drops out at random."""
-    unusual = (bias_k, bias_v, static_k, static_v, key_padding_mask)
+    unusual = (bias_k, bias_v, static_k, static_v)
     if any(item is not None for item in unusual) or add_zero_attn or training or query.dim() != 3:
         return NotImplemented
     if use_separate_proj_weight:
@@ -99,11 +99,13 @@ def multi_head_attention(
         assert in_proj_weight is not None
         q, k, v = _projected((query, key, value), in_proj_weight.chunk(3), in_proj_bias)
     q, k, v = (x.reshape(*x.shape[:2], num_heads, -1).permute(1, 2, 0, 3) for x in (q, k, v))
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = ~attn_mask  # here True says where not to look
+    scores = (q * (q.shape[-1] ** -0.5)) @ k.transpose(-2, -1)
     if attn_mask is not None and attn_mask.dim() == 3:
         attn_mask = attn_mask.reshape(-1, num_heads, *attn_mask.shape[1:])
-    probabilities = _masked((q * (q.shape[-1] ** -0.5)) @ k.transpose(-2, -1), attn_mask).softmax(-1)
+    for mask in (attn_mask, None if key_padding_mask is None else key_padding_mask[:, None, None]):
+        inverted = mask is not None and mask.dtype == torch.bool  # here True says where not to look
+        scores = _masked(scores, ~mask if mask is not None and inverted else mask)
+    probabilities = scores.softmax(-1)
     out = (probabilities @ v).permute(2, 0, 1, 3).flatten(2)
     out = F.linear(out, out_proj_weight, out_proj_bias)
     if not need_weights:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ptq4vit_onnx.errors import ParityError
+from ptq4vit_onnx.errors import ParityError, UserError
 from ptq4vit_onnx.model_loading.load import LoadedModel
 
 Array = np.ndarray[Any, Any]
@@ -36,6 +36,12 @@ def float_parity(model: LoadedModel, path: Path, images: Array, count: int = 8) 
 
     chosen = images[:count]
     expected = simulate_all(model.module, None, chosen, batch=4)
+    for name, output in zip(model.outputs, expected, strict=True):
+        if not np.isfinite(output).all():
+            raise UserError(
+                f"cannot quantise {model.name}: it returns {name} that are infinite or no numbers on the calibration "
+                "images; are its weights and its preprocessing right?"
+            )
     got = run_all(path, chosen, batch=4, threads=0)
     parity = FloatParity(len(chosen), max(_error(*pair) for pair in zip(got, expected, strict=True)))
     if not parity.passed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -66,3 +67,11 @@ def test_what_others_read_is_not_folded(other: dict[str, bool], load_model: Call
 def test_a_model_without_batch_norms_is_itself(load_model: Callable[[str], Any]) -> None:
     model = load_model("vit_digits")
     assert with_batch_norms_folded(model, IMAGE) is model
+
+
+def test_what_cannot_be_copied_is_shared_with_the_copy(load_model: Callable[[str], Any]) -> None:
+    module = Norms()
+    module.lock, module.first.computed = threading.Lock(), module.first.weight * 2  # type: ignore[assignment]
+    folded = _folded(module, load_model)
+    assert folded.lock is module.lock and folded.first is not module.first
+    assert not torch.equal(folded.first.weight, module.first.weight)

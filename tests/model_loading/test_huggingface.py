@@ -218,3 +218,13 @@ def test_a_folder_of_timm_is_timms(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("not JSON", encoding="utf-8")
     with pytest.raises(UserError, match=r"cannot read .*; expected the JSON that timm or transformers writes"):
         resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "config", ['{"model_type": "vit", "hidden_size": "wide"}', '{"model_type": "none"}', "[]", "{", '{"a": 1}']
+)
+def test_a_config_that_cannot_be_used_is_named_and_not_looked_for_on_the_network(config: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config, encoding="utf-8")
+    with pytest.raises(UserError, match=r"cannot use .*config.json: .*; expected one of a vision model") as caught:
+        load(resolve(f"transformers:{tmp_path}"), random_weights=True)
+    assert "network" not in str(caught.value) and "\n" not in str(caught.value)

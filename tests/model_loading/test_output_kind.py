@@ -18,6 +18,11 @@ class Pair(NamedTuple):
     pooled: Tensor
 
 
+class Described(NamedTuple):
+    image: Tensor  # as the file's input is called
+    text: Tensor
+
+
 class Headed(nn.Module):
     """A module whose last linear has the name `called`; num_classes as given."""
 
@@ -52,6 +57,7 @@ TOWER = {"architecture": "vit_base_patch32_clip_224", "tag": "openai", "num_clas
         (Headed("head"), MAP, "features", ("features",)),
         (Headed("head"), (TOKENS, ROW), "features", ("features_0", "features_1")),
         (Headed("head"), Pair(TOKENS, ROW), "features", ("tokens", "pooled")),
+        (Headed("head"), Described(ROW, ROW), "features", ("features_image", "text")),
         (Headed("head", num_classes=8, pretrained_cfg=TOWER), ROW, "embedding", ("embedding",)),
         (Headed("head", num_classes=8, pretrained_cfg={**TOWER, "num_classes": 512}), ROW, "logits", ("logits",)),
         (Headed("head", num_classes=8, pretrained_cfg={**TOWER, "tag": "openai_ft_in1k"}), ROW, "logits", ("logits",)),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.network.blocks import find_blocks
 from ptq4vit_onnx.network.discovery import compute_plainly, discover, discover_products, watching
 from ptq4vit_onnx.network.recording import Recorder
@@ -56,6 +57,7 @@ FORMS: list[Any] = [
     pytest.param(lambda both, x: both[1](x + both[0](x)), IN_PAIRS, id="a residual around the first"),
     pytest.param(lambda both, x: both[1](both[0](x), x), IN_PAIRS, id="a second tensor enters"),
     pytest.param(lambda both, x: both[1](both[0](x=x)), IN_PAIRS, id="it enters by its name"),
+    pytest.param(lambda both, x: both[1](both[0](x).mul_(2)), SINGLY, id="what leaves is changed in place"),
 ]
 
 
@@ -146,3 +148,55 @@ def test_convolutions_outside_attention_are_cut_out_by_the_few(around: bool) -> 
     assert recorded.keys() == expected.keys() and len(expected) == 3 + 5
     for name, recording in recorded.items():
         torch.testing.assert_close(recording.grad, expected[name].grad, rtol=1e-4, atol=1e-6)
+
+
+class Overwriting(nn.Module):
+    """A post-norm attention that adds to what it was given, which its own linear has read."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention, self.in_place = Attention(), in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.in_place:
+            x += self.attention(x)
+            return x
+        return x + self.attention(x)  # type: ignore[no-any-return]
+
+
+def test_what_a_product_has_read_is_recorded_as_it_was_before_it_was_overwritten() -> None:
+    def recorded(in_place: bool) -> dict[str, Any]:
+        parts = (Overwriting(in_place), Overwriting(in_place), nn.Flatten())
+        model = nn.Sequential(nn.Linear(4, 4), *parts).requires_grad_(False)
+        with torch.no_grad():
+            model[0].weight.copy_(torch.eye(4))
+        return {recording.site.name: recording for recording in record(model, image(3))}
+
+    torch.manual_seed(0)
+    found, expected = recorded(True), recorded(False)
+    assert len(found) == 7 and found.keys() == expected.keys()
+    for name, recording in found.items():
+        for side in ("lhs", "rhs", "grad"):
+            torch.testing.assert_close(getattr(recording, side), getattr(expected[name], side), msg=f"{side} of {name}")
+
+
+def test_a_forward_that_overwrites_what_its_gradient_needs_is_refused_in_one_line() -> None:
+    class Softmax(Attention):
+        def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+            scores = self.fc(x) @ x.transpose(-2, -1)
+            scores.sub_(scores.amax(-1, keepdim=True))
+            return (scores.softmax(-1) @ x).flatten(1)
+
+    with pytest.raises(UserError, match=r"cannot be differentiated.*; compute a tensor anew where it is changed in pl"):
+        list(record(Softmax().requires_grad_(False), image(3)))
+
+
+def test_a_forward_without_gradients_is_refused_with_its_reason() -> None:
+    class Frozen(Attention):
+        @torch.no_grad()
+        def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+            return super().forward(x).flatten(1)
+
+    with pytest.raises(UserError, match=r"gradients do not flow .*; give a module whose forward has no torch.no_grad"):
+        discover(Frozen().requires_grad_(False), image())

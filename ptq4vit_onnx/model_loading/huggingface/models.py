@@ -62,7 +62,12 @@ def from_transformers(wanted: Wanted) -> Built:
 @contextmanager
 def _quiet_library() -> Iterator[None]:
     """While it is open, transformers writes no advice and no progress bars."""
-    from transformers.utils import logging
+    try:
+        from transformers.utils import logging
+    except Exception as error:  # of any type: it looks at the versions of many packages
+        raise UserError(
+            f"cannot import transformers: {one_line(error).rstrip('.')}; install ptq4vit-onnx[transformers] again"
+        ) from error
 
     bars = logging.is_progress_bar_enabled()
     with quiet_logging("transformers"):
@@ -80,11 +85,8 @@ def _architecture(spec: ModelSpec) -> tuple[Any, Any]:
 
     try:
         config = transformers.AutoConfig.from_pretrained(spec.address)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"no config.json for {spec.name}: {one_line(error).rstrip('.')}; connect to the network, or give a folder "
-            "that has one"
-        ) from error
+    except Exception as error:  # of any type: each config has checks of its own
+        raise _no_config(spec, error) from error
     named = (getattr(config, "architectures", None) or [""])[0]
     family = config.model_type.removesuffix("_vision_model")
     if "ForImageClassification" in named and hasattr(transformers, named):
@@ -95,6 +97,15 @@ def _architecture(spec: ModelSpec) -> tuple[Any, Any]:
     else:
         cls = _bare(spec, config)
     return config, cls
+
+
+def _no_config(spec: ModelSpec, error: Exception) -> UserError:
+    said, file = one_line(error).rstrip("."), Path(spec.address) / "config.json"
+    if file.is_file():
+        return UserError(f"cannot use {file}: {said}; expected one of a vision model, as save_pretrained writes it")
+    return UserError(
+        f"no config.json for {spec.name}: {said}; connect to the network, or give a folder that has one"
+    )  # fmt: skip
 
 
 def _bare(spec: ModelSpec, config: Any) -> Any:
