@@ -75,7 +75,7 @@ class _Border:
         entered, args, kwargs = self.arguments
         left = _without_values(out).requires_grad_(True)
         self.passages.setdefault(block, []).append(Passage(entered, left, args, kwargs))
-        handed_on: Tensor = _HandOn.apply(left, out)
+        handed_on: Tensor = _HandOn.apply(left, out)  # type: ignore[no-untyped-call]
         return handed_on
 
 
@@ -83,11 +83,11 @@ class _HandOn(torch.autograd.Function):
     """A block's output for what comes behind it, which may change it in place; its gradient goes to a leaf."""
 
     @staticmethod
-    def forward(_context: Any, _leaf: Tensor, out: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(_context: Any, _leaf: Tensor, out: Tensor) -> Tensor:
         return out.detach().clone()
 
     @staticmethod
-    def backward(_context: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(_context: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 

@@ -168,9 +168,10 @@ class Overwriting(nn.Module):
 def test_what_a_product_has_read_is_recorded_as_it_was_before_it_was_overwritten() -> None:
     def recorded(in_place: bool) -> dict[str, Any]:
         parts = (Overwriting(in_place), Overwriting(in_place), nn.Flatten())
-        model = nn.Sequential(nn.Linear(4, 4), *parts).requires_grad_(False)
+        first = nn.Linear(4, 4)
+        model = nn.Sequential(first, *parts).requires_grad_(False)
         with torch.no_grad():
-            model[0].weight.copy_(torch.eye(4))
+            first.weight.copy_(torch.eye(4))
         return {recording.site.name: recording for recording in record(model, image(3))}
 
     torch.manual_seed(0)
@@ -186,7 +187,8 @@ def test_a_forward_that_overwrites_what_its_gradient_needs_is_refused_in_one_lin
         def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
             scores = self.fc(x) @ x.transpose(-2, -1)
             scores.sub_(scores.amax(-1, keepdim=True))
-            return (scores.softmax(-1) @ x).flatten(1)
+            out: Tensor = (scores.softmax(-1) @ x).flatten(1)
+            return out
 
     with pytest.raises(UserError, match=r"cannot be differentiated.*; compute a tensor anew where it is changed in pl"):
         list(record(Softmax().requires_grad_(False), image(3)))
