@@ -3,11 +3,11 @@
     python benchmarks/families.py [--only NAME ...] [--jobs 2] [--resume]
 
 Runs `ptq4vit-onnx export --random-weights` for the smallest variant of each family, one process for each, with 4 photos
-to calibrate on and 4 others to measure on. Prints one Markdown row per model: sites, products in integers, sites that
-equal integer arithmetic, images whose outputs are the simulator's bit for bit, seconds. Where a real model takes more
-than about five minutes it is made smaller by an option, and the row says so. Writes benchmarks/results/families.json
-after every row; --resume leaves out what it holds of the same commit. A row that fails shows its error and makes the
-exit code 1.
+to calibrate on. With so few, the export measures on crops of the built-in photos, fewer of large images. Prints one
+Markdown row per model: sites, products in integers, sites that equal integer arithmetic, images whose outputs are the
+simulator's bit for bit, seconds. Where a real model takes more than about five minutes it is made smaller by an option,
+and the row says so. Writes benchmarks/results/families.json after every row; --resume leaves out what it holds of the
+same commit. A row that fails shows its error and makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks import results
 from ptq4vit_onnx.graph.model_proto import load
 
 PHOTOS = results.ROOT / "models" / "photos"
-IMAGES, LIMIT = 4, 1800  # photos to calibrate on and to measure on; seconds for one export
+IMAGES, LIMIT = 4, 1800  # photos to calibrate on; seconds for one export
 CANDIDATES = 8  # of the search, which is cut short: with random weights only structure and parity count
 COLUMNS = ("family", "model", "size", "output", "sites", "in integers", "exact", "bit for bit", "seconds", "remark")
 
@@ -225,7 +225,8 @@ def _line(row: Mapping[str, Any]) -> str:
     cells = (
         row["family"], row["model"], " x ".join(map(str, row["size"])), row["output"], row["sites"],
         f"{row['integer products']} of {row['products']}", f"{row['exact']} of {row['checked']}",
-        f"{row['identical percent']:.4g} %", row["seconds"], "; ".join(word for word in words if word),
+        f"{row['identical percent']:.4g} % of {row['measured images']}", row["seconds"],
+        "; ".join(word for word in words if word),
     )  # fmt: skip
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
