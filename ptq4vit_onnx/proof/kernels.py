@@ -28,6 +28,7 @@ from ptq4vit_onnx.graph.integer_products import (
     IntegerProduct,
     ProductName,
     operand_types,
+    parse_name,
     product_nodes,
     read_product,
 )
@@ -138,7 +139,7 @@ def audit(model: Model, plan: ScalePlan | None = None, optimised: onnx.ModelProt
 def _outside(
     executed: GraphIndex, source: GraphIndex, plan: ScalePlan | None
 ) -> tuple[list[ProductKernel], list[ProductKernel]]:
-    """Products in float of no planned site: (those that may be, those that the plan does not know).
+    """Products in float that are no planned site's: (those that may be, those that the plan does not know).
 
     Without a plan, what the file marks as float may be, and products of other names are not counted.
     """
@@ -149,7 +150,7 @@ def _outside(
         kernel = ProductKernel(item.marked or site or item.kernel, operation or item.kernel, item.kernel, False, ())
         if item.marked is not None and (plan is None or item.marked in plan.floats):
             allowed.append(kernel)
-        elif plan is not None and site not in plan.sites:
+        elif plan is not None and (site not in plan.sites or parse_name(item.node) is None):
             unknown.append(kernel)
     return allowed, unknown
 

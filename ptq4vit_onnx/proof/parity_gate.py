@@ -276,6 +276,8 @@ def _check_name(limit: str) -> str:
 def _judged(name: str, reading: Reading, limit: float | None) -> Check:
     """A reading held against the limit called `name`: min_.. or max_.., by which the check is called as well."""
     value, least = reading.value, name.startswith("min_")
+    if value is None and limit is not None:
+        raise UserError(f"{_option(name)} cannot be held: {reading.sentence}; leave it out, or give other images")
     if value is None:
         return Check(_check_name(name), "skipped", reading.sentence)
     held = value if math.isfinite(value) else None  # JSON has no word for NaN

@@ -147,6 +147,13 @@ def test_a_limit_of_another_kind_is_refused(
         check_parity(made.files[1], made.files[0], made.images, **limit)
 
 
+def test_a_limit_that_the_images_cannot_be_held_against_is_refused(small_export: Callable[[str], Any]) -> None:
+    made = small_export("embedding")
+    with pytest.raises(UserError, match=r"--min-agreement cannot be held: a single image .*; leave it out, or give"):
+        check_parity(made.files[1], made.files[0], made.images, images=1, min_agreement=0.5)
+    assert check_parity(made.files[1], made.files[0], made.images, images=1, min_cosine=0.1).images == 1
+
+
 def test_features_alone_have_nothing_to_be_measured_by(
     small_export: Callable[[str], Any], refused: Callable[..., str]
 ) -> None:

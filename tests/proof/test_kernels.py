@@ -223,7 +223,8 @@ def _behind_a_float_product(linear: Callable[..., Any], name: str, constant: boo
 
 def test_a_float_product_that_the_plan_does_not_list_is_caught(linear: Callable[..., Any]) -> None:
     plan = linear().plan
-    for name in ("mix/MatMul", "mix/float_MatMul", "MatMul_12"):
+    (planned,) = plan.sites
+    for name in ("mix/MatMul", "mix/float_MatMul", "MatMul_12", f"{planned}/behind"):
         report = audit(_behind_a_float_product(linear, name), plan)
         assert str(report) == "1 of 2 products in integers"
         with pytest.raises(ParityError, match=rf"not in integers: {name}"):
