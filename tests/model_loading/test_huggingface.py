@@ -192,7 +192,8 @@ def test_another_image_size_interpolates_the_positions(tmp_path: Path) -> None:
         (lambda: made("BertModel", "BertConfig", **TEXT), {}, "mine is a bert, whose input is not images alone; give"),
         (lambda: made("ViTModel", "ViTConfig", **VIT), {"num_classes": 5}, "--num-classes 5 does not fit .*; leave"),
         (lambda: made("ViTModel", "ViTConfig", **VIT), {"num_classes": 0}, "--num-classes 0 does not fit .*; leave"),
-        (lambda: made("ViTModel", "ViTConfig", **VIT), {"kind": "logits", "img_size": (4, 4)}, "its forward failed"),
+        (lambda: made("ViTModel", "ViTConfig", **VIT), {"img_size": (20, 32)},
+         "--img-size 20 x 32 does not fit .*: its patches are of 8 x 8 pixels; give multiples"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_taken_is_refused_with_a_way_on(make: Any, options: Any, said: str, tmp_path: Path) -> None:

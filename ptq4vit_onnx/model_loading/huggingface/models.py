@@ -184,12 +184,26 @@ def _own_size(config: Any) -> ImageSize:
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
+def _require_whole_patches(wanted: Wanted, config: Any) -> None:
+    """Refuse an image size whose last pixels the model would not read; Swin pads its images instead."""
+    patch = getattr(getattr(config, "vision_config", None) or config, "patch_size", None)
+    if wanted.img_size is None or not isinstance(patch, int) or "swin" in config.model_type:
+        return
+    if not any(side % patch for side in wanted.img_size):
+        return
+    raise UserError(
+        f"--img-size {wanted.img_size[0]} x {wanted.img_size[1]} does not fit {wanted.spec.name}: its patches are of "
+        f"{patch} x {patch} pixels; give multiples of that"
+    )
+
+
 def _channels(config: Any) -> int:
     own = getattr(config, "vision_config", None) or config
     return int(getattr(own, "num_channels", 3))
 
 
 def _preprocessing(wanted: Wanted, config: Any) -> tuple[Preprocessing, tuple[str, ...]]:
+    _require_whole_patches(wanted, config)
     data = _processor_data(wanted.spec.address)
     return preprocessing_from(data, config.model_type, _own_size(config), _channels(config), wanted.img_size)
 
