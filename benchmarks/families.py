@@ -68,7 +68,7 @@ FAMILIES = (
     Family("DINOv3", "vit_small_patch16_dinov3"),
     Family("SigLIP", "vit_base_patch16_siglip_224"),
     Family("SigLIP2", "vit_base_patch32_siglip_256"),
-    Family("CLIP", "vit_base_patch32_clip_224"),
+    Family("CLIP", "vit_base_patch32_clip_224.openai"),
     Family("EVA02, with head", "eva02_tiny_patch14_336"),
     Family("EVA02", "eva02_tiny_patch14_224"),
     Family("EVA", "eva_large_patch14_196"),
