@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ptq4vit_onnx.proof.kernels import KernelAudit, audit
 from ptq4vit_onnx.proof.layout import layout_of
 from ptq4vit_onnx.proof.replay import Divergence, Replay
 from ptq4vit_onnx.proof.site_parity import SiteParity, check_sites, require_exact
+from ptq4vit_onnx.runtime import process
 from ptq4vit_onnx.runtime.session import optimised_model, session
 
 Array = np.ndarray[Any, Any]
@@ -55,6 +57,7 @@ def quantize_model(
     from ptq4vit_onnx.graph.model_proto import save_model
 
     quantised, report = quantize(float_model, plan, input)
+    gc.collect()  # a graph of onnx-graphsurgeon, which holds all weights, is full of cycles
     return save_model(quantised, path), report
 
 
@@ -70,8 +73,12 @@ def prove(
     few = images.calibration.images[: 1 if large else SITE_IMAGES]
     sites = check_sites(path, plan, few, FloatSites(float_path, plan), optimised)
     require_exact(sites)
+    del optimised
+    process.give_back_freed_memory()  # each step holds the weights once or twice, in forms of its own
     replayed = _replay(path, plan, model, few)
+    process.give_back_freed_memory()
     first, kept = _measure(path, float_path, model, images)
+    process.give_back_freed_memory()
     end_to_end = _end_to_end(first, path, plan, model, images, progress)
     versus = model.kind.compare(kept[path], kept[float_path])
     return Proof(kernels, sites, replayed, end_to_end, versus, images.measured_on)
