@@ -36,8 +36,10 @@ from ptq4vit_onnx.passes.take_bytes import TakeBytes
 from ptq4vit_onnx.passes.tidy import Tidy
 from ptq4vit_onnx.passes.unify_products import UnifyProducts
 from ptq4vit_onnx.passes.work import Work
-from ptq4vit_onnx.plan.file_layout import InputType
+from ptq4vit_onnx.plan.file_layout import InputType, Target
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
+
+OLDEST_IR = 9  # of opset 20, and the newest that ONNX Runtime 1.17 reads
 
 __all__ = ["PASSES", "InvariantError", "PassError", "PassReport", "quantize"]
 
@@ -83,21 +85,23 @@ class PassReport:
 
 
 def quantize(
-    float_model: onnx.ModelProto, plan: ScalePlan, input: InputType = "float"
+    float_model: onnx.ModelProto, plan: ScalePlan, input: InputType = "float", target: Target = "onnxruntime"
 ) -> tuple[onnx.ModelProto, PassReport]:
     """The integer model (the float one is not changed), and what was done.
 
-    input: of the integer model; "uint8" runs TakeBytes, too, and says so in the metadata.
+    input: of the integer model; "uint8" runs TakeBytes, too, and says so in the metadata. target: the engine whose
+    speed decides between forms of the same codes.
     float_model: site names on its product nodes (see bind_sites). Raises UserError for a plan that does not
     fit the model, PassError where a planned site has a form that no pass knows, InvariantError for a mistake in a pass.
     """
-    work = Work(gs.import_onnx(_with_shapes(float_model)), plan)
+    work = Work(gs.import_onnx(_with_shapes(float_model)), plan, target)
     before = Counter(node.op for node in work.graph.nodes)
     extra: tuple[type[Pass], ...] = (TakeBytes,) if input == "uint8" else ()
     for make in (*PASSES[:-1], *extra, *PASSES[-1:]):  # Tidy stays the last
         make()(work)
     quantized = gs.export_onnx(work.graph)
-    for field in ("ir_version", "producer_name", "producer_version"):
+    quantized.ir_version = min(float_model.ir_version, OLDEST_IR)
+    for field in ("producer_name", "producer_version"):
         setattr(quantized, field, getattr(float_model, field))
     quantized.metadata_props.extend(float_model.metadata_props)
     if input == "uint8":

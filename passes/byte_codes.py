@@ -28,6 +28,25 @@ class ByteCodes:
         return np.int8 if self.signed else np.uint8
 
     @property
+    def least(self) -> int:
+        """Where QuantizeLinear saturates below."""
+        return int(np.iinfo(self.kind).min)
+
+    @property
+    def most(self) -> int:
+        """Where QuantizeLinear saturates above."""
+        return int(np.iinfo(self.kind).max)
+
+    @property
+    def fits(self) -> bool:
+        """Whether all codes lie within the type. Those of an affine quantizer, counted from zero, need not."""
+        return self.least <= self.low and self.high <= self.most
+
+    @property
+    def zero_name(self) -> str:
+        return "zero_point_signed" if self.signed else "zero_point"
+
+    @property
     def largest(self) -> int:
         """The largest magnitude of a byte, as the integer kernels see it."""
         return max(abs(self.low), abs(self.high))
@@ -53,35 +72,42 @@ def add_quantize(work: Work, x: gs.Tensor, codes: ByteCodes, name: str, reach: f
     costs a quarter of clipping floats.
     """
     scale = work.constant(f"{name}/scale", scalar(codes.scale, np.float32))
-    zero = work.constant(f"{name}/zero_point", scalar(codes.zero, np.uint8))
+    zero = work.constant(f"{name}/{codes.zero_name}", scalar(codes.zero, codes.kind))
     quantized = work.add("QuantizeLinear", f"{name}/QuantizeLinear", [x, scale, zero])
-    if codes.low <= 0 and np.rint(np.float32(reach) / np.float32(codes.scale)) + codes.zero <= codes.high:
+    if codes.low <= codes.least and np.rint(np.float32(reach) / np.float32(codes.scale)) + codes.zero <= codes.high:
         return quantized
     return add_clip(work, quantized, codes, name)
 
 
 def add_clip(work: Work, x: gs.Tensor, codes: ByteCodes, name: str) -> gs.Tensor:
     """Bytes `x` kept within low..high; nothing where QuantizeLinear's own saturation does it."""
-    if codes.low <= 0 and codes.high >= 255:
+    if codes.low <= codes.least and codes.high >= codes.most:
         return x
     empty = gs.Variable.empty()
-    low = work.constant(f"{name}/low", scalar(codes.low, np.uint8)) if codes.low > 0 else empty
-    high = work.constant(f"{name}/high", scalar(codes.high, np.uint8)) if codes.high < 255 else empty
+    low = work.constant(f"{name}/low", scalar(codes.low, codes.kind)) if codes.low > codes.least else empty
+    high = work.constant(f"{name}/high", scalar(codes.high, codes.kind)) if codes.high < codes.most else empty
     return work.add("Clip", f"{name}/Clip", [x, low, high])
 
 
 def add_dequantize(work: Work, x: gs.Tensor, codes: ByteCodes, name: str) -> gs.Variable:
     """The numbers that bytes `x` stand for; ONNX Runtime fuses this node into the product behind it."""
     scale = work.constant(f"{name}/scale", scalar(codes.scale, np.float32))
-    kind = "_signed" if codes.signed else ""
-    zero = work.constant(f"{name}/zero_point{kind}", scalar(codes.zero, codes.kind))
+    zero = work.constant(f"{name}/{codes.zero_name}", scalar(codes.zero, codes.kind))
     return work.add("DequantizeLinear", f"{name}/DequantizeLinear", [x, scale, zero])
 
 
 def signed_bytes(codes: ByteCodes) -> ByteCodes:
     """The int8 codes of the same numbers: the same where they fit, else shifted down by 128."""
-    shift = 0 if codes.high <= 127 else 128
-    return ByteCodes(codes.scale, codes.zero - shift, codes.low - shift, codes.high - shift, signed=True)
+    return _shifted(codes, 0 if codes.high <= 127 else 128)
+
+
+def centred_bytes(codes: ByteCodes) -> ByteCodes:
+    """The int8 codes of the same numbers, counted from their zero point, which becomes 0."""
+    return _shifted(codes, codes.zero)
+
+
+def _shifted(codes: ByteCodes, down: int) -> ByteCodes:
+    return ByteCodes(codes.scale, codes.zero - down, codes.low - down, codes.high - down, signed=True)
 
 
 def fits_signed(lhs_largest: int, rhs: ByteCodes) -> bool:
@@ -96,9 +122,10 @@ def fits_signed(lhs_largest: int, rhs: ByteCodes) -> bool:
 def add_signed(work: Work, x: gs.Tensor, codes: ByteCodes, name: str) -> tuple[gs.Tensor, ByteCodes]:
     """Unsigned bytes as int8.
 
-    Shifting down by 128 is adding 128 modulo 256 and reading the byte as signed: both are what ONNX Runtime
-    and onnx's reference do with uint8, and an Add of bytes is six times faster there than a BitwiseXor.
+    Shifting down by 128 is turning the eighth bit and reading the byte as signed. ONNX defines both; it does not say
+    what an Add does that leaves the range of a byte, and engines differ there.
     """
     if codes.high > 127:
-        x = work.add("Add", f"{name}/Add", [x, work.constant(f"{name}/shift", scalar(128, np.uint8))])
+        bit = work.constant(f"{name}/eighth_bit", scalar(128, np.uint8))
+        x = work.add("BitwiseXor", f"{name}/BitwiseXor", [x, bit])
     return work.add("Cast", f"{name}/Cast", [x], to=onnx.TensorProto.INT8), signed_bytes(codes)

@@ -19,8 +19,8 @@ MovedTensor: TypeAlias = tuple[gs.Tensor, list[gs.Node]]  # a tensor, and the no
 @invariant("no QuantizeLinear with one scale reads a tensor that was moved for it alone")
 def bytes_are_moved(work: Work) -> Iterator[Violation]:
     shown = {id(tensor) for tensor in work.graph.outputs}
-    for node in work.graph.nodes:
-        if _has_one_scale(node) and _movement_above(node.inputs[0], [node], shown) is not None:
+    for node in _may_be_lifted(work):
+        if _movement_above(node.inputs[0], [node], shown) is not None:
             yield Violation("", node.name, f"floats are moved before it, by {node.inputs[0].inputs[0].name}")
 
 
@@ -31,7 +31,7 @@ class CarryBytes(Pass):
 
     The codes are the same, because rounding is element-wise. Stops at a tensor that somebody else reads as
     floats, and at operations that pick a part of their input: quantising what is thrown away would cost
-    more. A roll (Concat of the two Slices of one tensor) moves all of its input, so it is passed. So are the windows of
+    more. For OpenVINO the sides of a product of two activations stay in front of it. A roll (Concat of the two Slices of one tensor) moves all of its input, so it is passed. So are the windows of
     a convolution that overlap, which hold most pixels several times; their padding becomes the code of zero. A
     QuantizeLinear with several scales, which are those of an axis, stays where it is.
     """
@@ -40,9 +40,16 @@ class CarryBytes(Pass):
     ensures = (bytes_are_moved, done_sides_carry_codes)
 
     def apply(self, work: Work) -> int:
-        nodes = [node for node in work.graph.nodes if _has_one_scale(node)]
+        nodes = _may_be_lifted(work)
         shown = {id(tensor) for tensor in work.graph.outputs}
         return sum(_carry(node, shown) for node in nodes)
+
+
+def _may_be_lifted(work: Work) -> list[gs.Node]:
+    """Every QuantizeLinear with one scale; for OpenVINO, none of a product of two activations: see FoldHeadScales."""
+    bound = {item.name for item in work.products if not item.has_weight} if work.target == "openvino" else set()
+    stays = tuple(f"{name}/{side}/" for name in bound for side in ("lhs", "rhs"))
+    return [node for node in work.graph.nodes if _has_one_scale(node) and not node.name.startswith(stays)]
 
 
 def _has_one_scale(node: gs.Node) -> bool:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ptq4vit_onnx.passes.byte_codes import ByteCodes, add_clip, add_dequantize, add_quantize
+from ptq4vit_onnx.passes.byte_codes import ByteCodes, add_clip, add_dequantize, add_quantize, centred_bytes
 from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.product_invariants import done_sides_carry_codes
 from ptq4vit_onnx.passes.quantize_activations import choose_sign
 from ptq4vit_onnx.passes.tensors import Array, computed_input, maker_of, read_instead, values_of
 from ptq4vit_onnx.passes.trace_columns import Trace, trace_columns
 from ptq4vit_onnx.passes.work import Product, Violation, Work, invariant
+from ptq4vit_onnx.plan.file_layout import HEAD_UNIT
 from ptq4vit_onnx.plan.quantizers import Uniform
 from ptq4vit_onnx.plan.sites import Attention
+
+
+SCALE_IN_HEADS = "/weight/scale_in_heads"
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,9 @@ class Side:
 
 @invariant("a linear whose output is quantised where it is computed feeds both sides of Q @ K^T and the right of P @ V")
 def folded_sides_are_complete(work: Work) -> Iterator[Violation]:
-    folded = {node.name for node in work.graph.nodes if node.name.endswith("/out/QuantizeLinear")}
+    scaled = {tensor.name for tensor in work.constants.values() if tensor.name.endswith(SCALE_IN_HEADS)}
     for product in work.weight_products:
-        if f"{product.name}/out/QuantizeLinear" in folded:
+        if f"{product.name}{SCALE_IN_HEADS}" in scaled and not product.is_narrow:
             attention = Attention.around(product.site)
             scores, values = work.product(attention.qk), work.product(attention.pv)
             if not (scores.lhs_done and scores.rhs_done and values.rhs_done):
@@ -61,6 +65,8 @@ class FoldHeadScales(Pass):
     The linear then computes in units of its consumers' scales: its column for head h is dequantised with
     scale / D_h, its bias divided by D_h, and the attention scale is multiplied in. The integer weights do not
     change. The products behind are multiplied by D_h of both sides afterwards (RestoreHeadScales).
+    For OpenVINO each side is moved as floats, and
+    quantised right in front of its product: behind a movement of bytes OpenVINO multiplies floats.
     Sides that are not moved data of one linear are left to QuantizeActivations: correct, but slower. So are
     those of a linear that makes k and v alone, or one of the three: the proof of a file expects the fused one.
     """
@@ -83,31 +89,36 @@ class FoldHeadScales(Pass):
         return folded
 
     def _fold(self, work: Work, linear: Product, sides: list[Side]) -> None:
+        unit = HEAD_UNIT[work.target]
         factors = sum((side.column_factors for side in sides), np.zeros(len(sides[0].trace.heads)))
-        _scale_columns(work, linear.site, factors)
-        source = sides[0].trace.source
-        readers = list(source.outputs)
-        codes = _common_codes(sides)
-        quantized = add_quantize(work, source, codes, f"{linear.name}/out")
-        read_instead(readers, source, quantized)
+        _scale_columns(work, linear.site, factors * unit)
         for side in sides:
-            self._dequantize(work, side, codes)
+            for node in side.trace.multiplications:
+                read_instead(node.outputs[0].outputs, node.outputs[0], computed_input(node))
+        common = _common_codes(sides, unit)
+        if work.target == "onnxruntime":
+            source = sides[0].trace.source
+            readers = list(source.outputs)
+            read_instead(readers, source, add_quantize(work, source, common, f"{linear.name}/out"))
+        for side in sides:
+            self._quantize_side(work, side, common)
 
-    def _dequantize(self, work: Work, side: Side, common: ByteCodes) -> None:
-        """Let the side read bytes: skip its multiplications, and put a DequantizeLinear in front of the product."""
-        for node in side.trace.multiplications:
-            read_instead(node.outputs[0].outputs, node.outputs[0], computed_input(node))
+    def _quantize_side(self, work: Work, side: Side, common: ByteCodes) -> None:
+        """Let the product read the side's codes through a DequantizeLinear."""
         scales, product = np.asarray(side.quantizer.scale, np.float32), side.product
-        same = bool((scales == scales[0]).all())
-        own = _own_codes(side, common, float(scales[0]) if same else 1.0)
-        x = product.node.inputs[side.index]
-        if (own.low, own.high) != (common.low, common.high):
+        own, x = _own_codes(side, common), product.node.inputs[side.index]
+        if work.target == "openvino":
+            own = centred_bytes(own)
+            x = add_quantize(work, x, own, f"{side.name}/units")
+        elif (own.low, own.high) != (common.low, common.high):
             x = add_clip(work, x, own, side.name)
-        if side.index:
+        if side.index and work.target == "onnxruntime":
             x, own = choose_sign(work, product, x, own, side.name)
-        product.node.inputs[side.index] = add_dequantize(work, x, own, side.name)
+        same = bool((scales == scales[0]).all())
+        read = replace(own, scale=float(scales[0])) if same else own
+        product.node.inputs[side.index] = add_dequantize(work, x, read, side.name)
         if not same:
-            product.scale_output(scales)
+            product.scale_output(scales / np.float32(own.scale))
         if side.index:
             product.rhs_done = True
         else:
@@ -163,16 +174,16 @@ def _covers(sides: list[Side], ends: list[gs.Tensor]) -> bool:
     return bool(np.all(owners == 1)) and private
 
 
-def _common_codes(sides: list[Side]) -> ByteCodes:
+def _common_codes(sides: list[Side], unit: float) -> ByteCodes:
     """The bytes of the linear's output: the sides' own where all have the same bits, else of 8 bits."""
     bits = {side.quantizer.bits for side in sides}
     width = bits.pop() if len(bits) == 1 else 8
-    return ByteCodes(1.0, 2 ** (width - 1), 0, 2**width - 1)
+    return ByteCodes(unit, 2 ** (width - 1), 0, 2**width - 1)
 
 
-def _own_codes(side: Side, common: ByteCodes, scale: float) -> ByteCodes:
+def _own_codes(side: Side, common: ByteCodes) -> ByteCodes:
     low = common.zero + side.quantizer.low
-    return ByteCodes(scale, common.zero, low, common.zero + side.quantizer.high)
+    return replace(common, low=low, high=common.zero + side.quantizer.high)
 
 
 def _scale_columns(work: Work, site: str, factors: Array) -> None:
@@ -182,7 +193,7 @@ def _scale_columns(work: Work, site: str, factors: Array) -> None:
             dequantize = maker_of(product.node.inputs[1])
             assert dequantize is not None
             scale = values_of(dequantize.inputs[1]).astype(np.float64) * factors
-            name = f"{product.name}/weight/scale_in_heads"
+            name = f"{product.name}{SCALE_IN_HEADS}"
             dequantize.inputs[1] = work.constant(name, scale.astype(np.float32))
             dequantize.attrs["axis"] = 1
     for node in work.product(site).adds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.passes.byte_codes import add_dequantize
@@ -32,7 +33,14 @@ def give_branches(work: Work, product: Product, fine: gs.Tensor, coarse: gs.Tens
 
 
 def _merge(work: Work, twin: TwinSoftmax | TwinGelu, name: str, fine: gs.Tensor, coarse: gs.Tensor) -> gs.Tensor:
-    """Bytes fine + coarse * 2^shift: one of the two stands at its zero point, so the sum fits."""
-    step = work.constant(f"{name}/lhs/twin/step", scalar(2**twin.shift, np.uint8))
+    """Bytes fine + coarse * 2^shift: one of the two stands at its zero point, so the sum fits.
+
+    It is computed in int32: older runtimes have no Add and Mul of bytes.
+    """
+    wide, narrow = onnx.TensorProto.INT32, onnx.TensorProto.UINT8
+    fine = work.add("Cast", f"{name}/lhs/twin/Cast_1", [fine], to=wide)
+    coarse = work.add("Cast", f"{name}/lhs/twin/Cast_2", [coarse], to=wide)
+    step = work.constant(f"{name}/lhs/twin/step", scalar(2**twin.shift, np.int32))
     aligned = work.add("Mul", f"{name}/lhs/twin/Mul", [coarse, step])
-    return work.add("Add", f"{name}/lhs/twin/Add", [fine, aligned])
+    joined = work.add("Add", f"{name}/lhs/twin/Add", [fine, aligned])
+    return work.add("Cast", f"{name}/lhs/twin/Cast", [joined], to=narrow)

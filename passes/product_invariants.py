@@ -13,10 +13,10 @@ from ptq4vit_onnx.passes.work import Invariant, Product, Violation, Work, invari
 from ptq4vit_onnx.plan.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.plan.sites import Kind
 
-# Between QuantizeLinear and DequantizeLinear: bytes are moved, limited, shifted and read as signed ones;
-# the two branches of a twin are told apart by Mul and Sub; a roll ends in a Concat.
-_ON_BYTES = REARRANGING_OR_PICKING | {"Concat", "Pad", "Clip", "Add", "Cast"}
-_ON_BYTES_OF_TWINS = _ON_BYTES | {"Mul", "Sub"}
+# Between QuantizeLinear and DequantizeLinear bytes are moved, limited and read as signed ones; a roll ends in a Concat. Of a twin, the
+# coarse branch loses its eighth bit, and branches that are one product are joined.
+_ON_BYTES = REARRANGING_OR_PICKING | {"Concat", "Pad", "Clip", "BitwiseXor", "Cast"}
+_ON_BYTES_OF_TWINS = _ON_BYTES | {"Add", "Mul"}
 
 
 def matrix_products(kind: Kind) -> Invariant:
@@ -38,12 +38,12 @@ def matrix_products(kind: Kind) -> Invariant:
 def done_sides_carry_codes(work: Work) -> Iterator[Violation]:
     for product in work.products:
         for index, done in enumerate((product.lhs_done, product.rhs_done)):
-            problem = _why_no_codes(product, index) if done else None
+            problem = _why_no_codes(work, product, index) if done else None
             if problem is not None:
                 yield product.violation(f"{'rhs' if index else 'lhs'}: {problem}")
 
 
-def _why_no_codes(product: Product, index: int) -> str | None:
+def _why_no_codes(work: Work, product: Product, index: int) -> str | None:
     """What is wrong with the way of a side's codes into the product; None where nothing is."""
     dequantize = maker_of(product.node.inputs[index])
     if dequantize is None or dequantize.op != "DequantizeLinear":
@@ -52,7 +52,8 @@ def _why_no_codes(product: Product, index: int) -> str | None:
         return None  # constant codes: QuantizeWeights and PackWeights speak of them
     if values_of(dequantize.inputs[1]).shape != ():
         return "has several scales, which no integer kernel takes"
-    if index == 0 and values_of(dequantize.inputs[2]).dtype != np.uint8:
+    may_be_signed = index == 1 or (work.target == "openvino" and not product.has_weight)
+    if not may_be_signed and values_of(dequantize.inputs[2]).dtype != np.uint8:
         return "is not unsigned"
     return _why_not_quantized(dequantize.inputs[0], len(product.lhs.branches) > 1)
 

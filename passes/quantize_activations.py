@@ -11,6 +11,7 @@ from ptq4vit_onnx.passes.byte_codes import (
     add_quantize,
     add_signed,
     bytes_of,
+    centred_bytes,
     fits_signed,
 )
 from ptq4vit_onnx.passes.pass_interface import Pass
@@ -59,8 +60,10 @@ class QuantizeActivations(Pass):
             scale, x = 1.0, self._divide(work, product, quantizer, x, name)
             reach /= min(quantizer.scale)
         codes = bytes_of(quantizer, scale, never_negative=softmax)
+        centred = is_centred(work, product, side, codes)
+        codes = centred_bytes(codes) if centred else codes
         x = add_quantize(work, x, codes, name, reach)
-        if side:
+        if side and not centred:
             x, codes = choose_sign(work, product, x, codes, name)
         product.node.inputs[side] = add_dequantize(work, x, codes, name)
 
@@ -82,3 +85,16 @@ def choose_sign(work: Work, product: Product, x: gs.Tensor, codes: ByteCodes, na
     softmax = product.plan.lhs_source == "softmax"
     largest = largest_byte(product.lhs, None, never_negative=softmax)
     return add_signed(work, x, codes, name) if fits_signed(largest, codes) else (x, codes)
+
+
+def is_centred(work: Work, product: Product, side: int, codes: ByteCodes) -> bool:
+    """Is a side of two activations quantised as int8 without a zero point?
+
+    OpenVINO computes such a product in integers only where neither side has a zero point; probabilities have none
+    anyway. ONNX Runtime reads a QuantizeLinear and its DequantizeLinear of int8 as unsigned on x86, where full signed
+    codes might saturate; elsewhere they cannot.
+    """
+    probabilities = side == 0 and product.plan.lhs_source == "softmax"
+    return (
+        work.target == "openvino" and not product.has_weight and not probabilities and centred_bytes(codes).fits
+    )

@@ -22,7 +22,7 @@ def head_scales_are_back(work: Work) -> Iterator[Violation]:
         factors = reader.inputs[1] if reader is not None and reader.op == "Mul" else None
         if not isinstance(factors, gs.Constant):
             yield product.violation("its output is not read by a Mul alone")
-        elif not np.array_equal(factors.values, _factors(product.head_scales)):
+        elif not (factors.values == _by_head(product.head_scales)).all():
             yield product.violation("its output is multiplied by other factors")
 
 
@@ -44,10 +44,21 @@ class RestoreHeadScales(Pass):
         return len(scaled)
 
     def _multiply(self, work: Work, product: Product, scales: Array) -> None:
-        factors = work.constant(f"{product.name}/head_scales", _factors(scales))
+        factors = work.constant(f"{product.name}/head_scales", _factors(work, product, scales))
         work.append_to(product.node, "Mul", f"{product.name}/Mul", factors)
 
 
-def _factors(scales: Array) -> Array:
-    """float32 [heads, 1, 1], which multiplies [.., heads, rows, columns] head by head."""
+def _factors(work: Work, product: Product, scales: Array) -> Array:
+    """float32 [heads, 1, 1], which multiplies [.., heads, rows, columns] head by head.
+
+    For OpenVINO [heads, rows, 1]: a factor for each head alone it would multiply into the right side, as floats, before
+    it looks for integer products.
+    """
+    factors = _by_head(scales)
+    shape = product.node.outputs[0].shape
+    rows = shape[-2] if work.target == "openvino" and shape is not None and len(shape) > 1 else 1
+    return np.repeat(factors, rows, axis=1) if isinstance(rows, int) else factors
+
+
+def _by_head(scales: Array) -> Array:
     return scales.astype(np.float32).reshape(-1, 1, 1)

@@ -12,6 +12,7 @@ import onnx_graphsurgeon as gs
 from numpy.typing import DTypeLike
 
 from ptq4vit_onnx.passes.tensors import Array, only_reader
+from ptq4vit_onnx.plan.file_layout import Target
 from ptq4vit_onnx.plan.quantizers import Quantizer, Uniform
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 
@@ -100,7 +101,7 @@ class Product:
 class Work:
     """The graph and what the passes know about it.
 
-    products: in the order of the plan's sites. moved_weights: per site, codes that pair-safety changed. twin_products:
+    target: the engine whose speed decides between forms of the same codes. products: in the order of the plan's sites. moved_weights: per site, codes that pair-safety changed. twin_products:
     per twin site, how many products its branches became. unfolded_norms: weight and bias that a LayerNorm had before
     channels were folded into it, by its path. applied: the passes that ran. standing: (pass, what it ensures) that
     must hold at present. counts: per pass, how many places it changed. constants: by name, see `constant`.
@@ -108,6 +109,7 @@ class Work:
 
     graph: gs.Graph
     plan: ScalePlan
+    target: Target = "onnxruntime"
     products: list[Product] = field(default_factory=list)
     moved_weights: dict[str, int] = field(default_factory=dict)
     twin_products: dict[str, int] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from ptq4vit_onnx.runtime.quiet import quiet_logging
 
 _OUTPUT = "ptq4vit_onnx_output_"  # of the exporter's program, with a number; no tensor of a model is called so
 OPSET = 20  # the first with Gelu as one operator
+OLDEST_IR = 9  # of opset 20, and the newest that ONNX Runtime 1.17 reads
 INPUT = "image"
 
 
@@ -113,6 +114,7 @@ def metadata_of(model: LoadedModel) -> dict[str, str]:
 
 
 def _describe(proto: Any, model: LoadedModel) -> None:
+    proto.ir_version = min(proto.ir_version, OLDEST_IR)
     proto.producer_name, proto.producer_version = "ptq4vit-onnx", __version__
     proto.graph.name = model.name
     for key, value in metadata_of(model).items():

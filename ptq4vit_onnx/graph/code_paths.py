@@ -69,7 +69,7 @@ def code_path(index: GraphIndex, tensor: str) -> CodePath | None:
 
 
 def _byte_step(index: GraphIndex, node: onnx.NodeProto) -> Step | None:
-    """An operation on bytes, element by element: Clip, what a Clip cuts off, Add of a constant, Cast.
+    """An operation on bytes, element by element: Clip, what a Clip cuts off, exclusive or, Add of a constant, Cast.
 
     The last two wrap around.
     """
@@ -80,6 +80,9 @@ def _byte_step(index: GraphIndex, node: onnx.NodeProto) -> Step | None:
     clip = kept_part(index, node)
     if clip is not None and (keep := _byte_step(index, clip)) is not None:
         return lambda codes: codes - keep(codes)
+    if node.op_type == "BitwiseXor" and values[1] is not None:
+        bits = values[1]
+        return lambda codes: codes ^ bits.astype(codes.dtype)
     if node.op_type == "Add" and len(values) == 2 and values[0] is None and values[1] is not None:
         shift = values[1]
         return lambda codes: codes + shift.astype(codes.dtype)

@@ -92,7 +92,7 @@ class GraphIndex:
             return int(TensorProto.FLOAT)
         if node.op_type == "Cast":
             return int(next(item.i for item in node.attribute if item.name == "to"))
-        if node.op_type in MOVING | {"Clip", "Add"}:
+        if node.op_type in MOVING | {"Clip", "Add", "BitwiseXor"}:
             return self.element_type(node.input[0])
         product = read_product(self, node)
         if product is not None and product.output_zero is not None:

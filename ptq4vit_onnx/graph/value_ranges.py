@@ -20,6 +20,7 @@ _FLOAT_BOUNDS: dict[str, Bounds] = {
     "Sigmoid": (0.0, 1.0),
 }
 _WRAPPING_OPS = frozenset({"Add", "Cast"})
+HIGHEST_BIT = 128  # of a byte
 _DEPTH = 64  # more nodes than lie between two products
 
 
@@ -57,6 +58,8 @@ def _node_bounds(index: GraphIndex, node: onnx.NodeProto, depth: int) -> Bounds:
         return _cut_off(index, node, depth)
     if op == "Cast":
         return _cast(index, node, depth)
+    if op == "BitwiseXor":
+        return _without_bit(index, node, depth)
     if op == "Concat":
         parts = [code_bounds(index, tensor, depth) for tensor in node.input]
         return min(low for low, _ in parts), max(high for _, high in parts)
@@ -84,6 +87,15 @@ def _cut_off(index: GraphIndex, node: onnx.NodeProto, depth: int) -> Bounds:
     high = None if kept is None or kept.input[1] else _constant_or(index, kept, 2)
     whole = code_bounds(index, node.input[0], depth)
     return _UNBOUNDED if high is None else (max(0.0, whole[0] - high), max(0.0, whole[1] - high))
+
+
+def _without_bit(index: GraphIndex, node: onnx.NodeProto, depth: int) -> Bounds:
+    """x ^ bit, the highest one: x - bit where every x has it, x + bit where none has."""
+    bit = _constant_or(index, node, 1)
+    low, high = code_bounds(index, node.input[0], depth)
+    if bit != HIGHEST_BIT or low < bit <= high:
+        return _UNBOUNDED
+    return (low - bit, high - bit) if low >= bit else (low + bit, high + bit)
 
 
 def kept_part(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:
@@ -114,10 +126,14 @@ def _added(index: GraphIndex, node: onnx.NodeProto, depth: int) -> Bounds:
 
 
 def _cast(index: GraphIndex, node: onnx.NodeProto, depth: int) -> Bounds:
-    """A cast of bytes. Behind an Add: the bounds of the sum before it wraps, since wrapping twice is wrapping once."""
+    """A cast of bytes. Behind an Add: the bounds of the sum before it wraps, since wrapping twice is wrapping once.
+    A byte with its highest bit turned is read as the byte minus 128."""
     source = index.producer.get(node.input[0])
     if source is not None and source.op_type == "Add":
         return _added(index, source, depth - 1)
+    if source is not None and source.op_type == "BitwiseXor" and _constant_or(index, source, 1) == HIGHEST_BIT:
+        low, high = code_bounds(index, source.input[0], depth - 1)
+        return low - HIGHEST_BIT, high - HIGHEST_BIT
     return code_bounds(index, node.input[0], depth)
 
 

@@ -12,7 +12,7 @@ from ptq4vit_onnx.plan.file_layout import FileLayout
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.plan.sites import Attention
 from ptq4vit_onnx.proof.float_sites import column_factors_of
-from ptq4vit_onnx.proof.plan_checks import attention_scale
+from ptq4vit_onnx.proof.plan_checks import attention_scale, head_unit
 
 
 def layout_of(model: onnx.ModelProto, plan: ScalePlan) -> FileLayout:
@@ -20,7 +20,9 @@ def layout_of(model: onnx.ModelProto, plan: ScalePlan) -> FileLayout:
     folded = {}
     for site, factors in column_factors_of(model, plan).items():
         scores = plan.sites[Attention.around(site).qk].lhs
-        folded[site] = float(np.float32(attention_scale(factors[:1] * scores.branches[0].steps[0])))
+        unit = head_unit(site, plan, factors)
+        assert unit is not None  # column_factors_of has seen to it
+        folded[site] = float(np.float32(attention_scale(factors[:1] / unit * scores.branches[0].steps[0])))
     split = {name.site for name, _ in product_nodes(GraphIndex(model)) if name.branch == "coarse"}
     twins = {site for site, item in plan.sites.items() if len(item.lhs.branches) > 1}
     return FileLayout(folded, frozenset(twins - split), _requantised(model, plan, folded))

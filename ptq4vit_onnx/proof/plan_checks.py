@@ -9,6 +9,7 @@ import numpy as np
 
 from ptq4vit_onnx.graph.code_paths import CodePath
 from ptq4vit_onnx.graph.integer_products import Array, GraphIndex, IntegerProduct, ProductName
+from ptq4vit_onnx.plan.file_layout import HEAD_UNIT
 from ptq4vit_onnx.plan.outlier_split import ROWS, only_channels, without_channels
 from ptq4vit_onnx.plan.quantizers import Branch, Quantizer, Uniform
 from ptq4vit_onnx.plan.saturation_safe_weights import ship_weight, unit_bias
@@ -71,9 +72,9 @@ def planned_scale(name: ProductName, site: SitePlan, outputs: int) -> Array:
 
 
 def check_step(branch: Branch, path: CodePath) -> str | None:
-    """Codes are made in the plan's steps, or in steps of 1 from floats divided by their heads' scales."""
+    """Codes are made in the plan's steps, or in a unit from floats divided by their heads' scales."""
     scale = float(path.scale.reshape(-1)[0])
-    if branch.steps == (scale,) or scale == 1.0:
+    if branch.steps == (scale,) or scale in HEAD_UNIT.values():
         return None
     return f"codes are in steps of {scale:.9g}, the plan's are {branch.steps[0]:.9g}"
 
@@ -190,10 +191,20 @@ def _rows_of(name: ProductName, site: SitePlan, weight: Array) -> Array:
 
 
 def are_head_factors(site: str, plan: ScalePlan, factor: Array) -> bool:
-    """Whether the factors on a fused qkv's columns turn its output into units of its heads' scales.
+    """Whether the factors on a fused qkv's columns turn its output into units of its heads' scales."""
+    return head_unit(site, plan, factor) is not None
 
-    That is 1 / D_head for k and v, and for q the attention scale over D_head.
+
+def head_unit(site: str, plan: ScalePlan, factor: Array) -> float | None:
+    """The unit that a fused qkv counts its heads' scales in; None where the factors on its columns are no such ones.
+
+    They are unit / D_head for k and v, and for q that times the attention scale.
     """
+    fitting = (unit for unit in HEAD_UNIT.values() if _are_in_heads(site, plan, factor / unit))
+    return next(fitting, None)
+
+
+def _are_in_heads(site: str, plan: ScalePlan, factor: Array) -> bool:
     names = Attention.around(site)
     scores, values = plan.sites.get(names.qk), plan.sites.get(names.pv)
     if scores is None or values is None or not isinstance(scores.lhs, Uniform) or len(factor) % 3:

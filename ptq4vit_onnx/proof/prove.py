@@ -16,7 +16,7 @@ from ptq4vit_onnx.images.choice import ChosenImages, MeasuredOn
 from ptq4vit_onnx.model_loading.load import LoadedModel
 from ptq4vit_onnx.output_kinds.output_kind import AgainstFloat, Kept, Outputs
 from ptq4vit_onnx.passes import PassReport, quantize
-from ptq4vit_onnx.plan.file_layout import InputType
+from ptq4vit_onnx.plan.file_layout import InputType, Target
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.progress import Progress
 from ptq4vit_onnx.proof.end_to_end import EndToEnd, check_end_to_end
@@ -52,11 +52,11 @@ class Proof:
 
 
 def quantize_model(
-    float_model: Any, plan: ScalePlan, path: Path, input: InputType = "float"
+    float_model: Any, plan: ScalePlan, path: Path, input: InputType = "float", target: Target = "onnxruntime"
 ) -> tuple[Path, PassReport]:
     from ptq4vit_onnx.graph.model_proto import save_model
 
-    quantised, report = quantize(float_model, plan, input)
+    quantised, report = quantize(float_model, plan, input, target)
     gc.collect()  # a graph of onnx-graphsurgeon, which holds all weights, is full of cycles
     return save_model(quantised, path), report
 

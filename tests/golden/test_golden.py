@@ -62,10 +62,10 @@ class Reader:
         return codes, self.constants[dequantize.input[1]]
 
     def unpack(self, name: str, bits: int, shape: tuple[int, ...]) -> Array:
-        """Codes from planes of 4, 2 and 1 bits: code i + j * bytes is in byte i, at bit j * width."""
+        """Codes from planes of 1, 2 and 4 bits, the lowest bits first: code i + j * bytes is in byte i, at bit j * width."""
         codes: Array = np.zeros(np.prod(shape), np.int64)
         low = 0
-        for width in (4, 2, 1):
+        for width in (1, 2, 4):
             if bits & width:
                 plane = self.constants[f"{name}/weight/plane{width}"].reshape(-1).astype(np.int64)
                 values = np.concatenate([plane >> shift & 2**width - 1 for shift in range(0, 8, width)])

@@ -63,24 +63,25 @@ def test_the_split_itself_is_coarse_and_what_lies_below_is_fine(small: Small) ->
     x = np.full((1, 3, 10, 10), -1e9, np.float32)
     x[..., :5, :2] = x[..., 5:, :3] = 0
     model, _ = quantize(small.softmax(), small.plan({"attn.pv": SitePlan("matmul", "softmax", twin, RHS)}))
-    fine, coarse = small.fetch(model, x, "attn.pv/lhs/Mul.out", "attn.pv/lhs.coarse/Mul.out", kind=np.uint8)
+    fine, coarse = small.fetch(model, x, "attn.pv/lhs/QuantizeLinear.out", "attn.pv/lhs.coarse/Clip.out", kind=np.uint8)
     assert (coarse[..., :5, :2] == 16).all() and not fine[..., :5, :].any()
     assert (fine[..., 5:, :3] == 21).all() and not coarse[..., 5:, :].any()
 
 
 @pytest.mark.parametrize("shift", [5, 6, 7])
-def test_a_coarse_branch_needs_no_mask_where_the_split_is_within_half_its_step(
+def test_a_coarse_branch_reads_all_probabilities_where_the_split_is_within_half_its_step(
     shift: int, small: Small, random: np.random.Generator
 ) -> None:
     twin = TwinSoftmax(6, shift)
     quantized, report = quantize(small.softmax(), small.plan({"attn.pv": SitePlan("matmul", "softmax", twin, RHS)}))
-    masked = shift < 6
-    assert report.operations_after.get("Sub", 0) == masked and report.operations_after["Mul"] == 1 + masked
+    assert report.operations_after["ThresholdedRelu"] == report.operations_after["Sub"] == 1
+    reader = next(node for node in quantized.graph.node if node.name == "attn.pv/lhs.coarse/QuantizeLinear")
+    assert ("ThresholdedRelu" in reader.input[0]) == (shift < 6)
     scores = np.log(random.uniform(0, 4 * twin.split, (2, 3, 10, 10))).astype(np.float32)
     scores[..., -1] = 0  # takes nearly all, so that the others lie around the split
     probabilities = small.fetch(small.softmax(), scores, "attn/Softmax:0")[0]
     fine, coarse = small.fetch(
-        quantized, scores, "attn.pv/lhs/Mul.out", f"attn.pv/lhs.coarse/{'Mul' if masked else 'Clip'}.out", kind=np.uint8
+        quantized, scores, "attn.pv/lhs/Clip.out", "attn.pv/lhs.coarse/Clip.out", kind=np.uint8
     )
     assert (probabilities < twin.split).any() and (probabilities[..., :-1] >= twin.split).any()
     assert all((held == wanted).all() for held, wanted in zip((fine, coarse), twin.units(probabilities), strict=True))
@@ -92,5 +93,5 @@ def test_operation_counts_before_and_after(small: Small) -> None:
     assert report.operations_before == {"Softmax": 1, "Slice": 1, "MatMul": 1}
     assert report.operations_after == {
         **{"Softmax": 1, "Slice": 1, "MatMul": 2, "QuantizeLinear": 3, "DequantizeLinear": 3, "Clip": 2},
-        **{"Less": 1, "Cast": 2, "Sub": 1, "Mul": 2, "Add": 2},  # two Casts: the mask, and V as int8
+        **{"ThresholdedRelu": 1, "Sub": 1, "BitwiseXor": 1, "Cast": 1, "Add": 1},  # BitwiseXor and Cast: V as int8
     }
