@@ -39,6 +39,7 @@ from ptq4vit_onnx.passes.work import Work
 from ptq4vit_onnx.plan.file_layout import InputType, Target
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 
+OLDEST_RUNTIME = "ONNX Runtime 1.17"
 OLDEST_IR = 9  # of opset 20, and the newest that ONNX Runtime 1.17 reads
 
 __all__ = ["PASSES", "InvariantError", "PassError", "PassReport", "quantize"]
@@ -106,6 +107,8 @@ def quantize(
     quantized.metadata_props.extend(float_model.metadata_props)
     if input == "uint8":
         quantized.metadata_props.add(key="ptq4vit_onnx.input", value="uint8 [batch, height, width, colours]")
+    quantized.metadata_props.add(key="ptq4vit_onnx.target", value=target)
+    quantized.metadata_props.add(key="ptq4vit_onnx.oldest_runtime", value=OLDEST_RUNTIME)
     return quantized, _report(work, before)
 
 

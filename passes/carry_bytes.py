@@ -31,9 +31,10 @@ class CarryBytes(Pass):
 
     The codes are the same, because rounding is element-wise. Stops at a tensor that somebody else reads as
     floats, and at operations that pick a part of their input: quantising what is thrown away would cost
-    more. For OpenVINO the sides of a product of two activations stay in front of it. A roll (Concat of the two Slices of one tensor) moves all of its input, so it is passed. So are the windows of
-    a convolution that overlap, which hold most pixels several times; their padding becomes the code of zero. A
-    QuantizeLinear with several scales, which are those of an axis, stays where it is.
+    more. A roll (Concat of the two Slices of one tensor) moves all of its input, so it is passed. So are the
+    windows of a convolution that overlap, which hold most pixels several times; their padding becomes the code of
+    zero. A QuantizeLinear with several scales, which are those of an axis, stays where it is; for OpenVINO the
+    sides of a product of two activations do too.
     """
 
     requires = ("DropNoOps", "FoldHeadScales", "QuantizeActivations", "SplitSoftmax", "SplitGelu")

@@ -19,7 +19,6 @@ from ptq4vit_onnx.plan.file_layout import HEAD_UNIT
 from ptq4vit_onnx.plan.quantizers import Uniform
 from ptq4vit_onnx.plan.sites import Attention
 
-
 SCALE_IN_HEADS = "/weight/scale_in_heads"
 
 

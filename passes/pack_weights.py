@@ -157,7 +157,7 @@ def _unpack_by_floats(work: Work, product: Product, codes: Array, name: str) -> 
     joined: gs.Tensor | None = None
     for low, width in planes_of(product.rhs.bits):
         plane = work.constant(f"{name}/plane{width}", pack_plane(codes, low, width)[None, None])
-        field = work.add("Cast", f"{name}/plane{width}/Cast", [plane], to=onnx.TensorProto.FLOAT)
+        field: gs.Tensor = work.add("Cast", f"{name}/plane{width}/Cast", [plane], to=onnx.TensorProto.FLOAT)
         for half in (4, 2, 1):
             if half >= width:
                 field = _halved(work, field, half, f"{name}/plane{width}.{half}")

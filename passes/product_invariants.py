@@ -13,8 +13,8 @@ from ptq4vit_onnx.passes.work import Invariant, Product, Violation, Work, invari
 from ptq4vit_onnx.plan.quantizers import Affine, TwinGelu, TwinSoftmax, Uniform
 from ptq4vit_onnx.plan.sites import Kind
 
-# Between QuantizeLinear and DequantizeLinear bytes are moved, limited and read as signed ones; a roll ends in a Concat. Of a twin, the
-# coarse branch loses its eighth bit, and branches that are one product are joined.
+# Between QuantizeLinear and DequantizeLinear bytes are moved, limited and read as signed ones; a roll ends in a
+# Concat. Of a twin, the coarse branch loses its eighth bit, and branches that are one product are joined.
 _ON_BYTES = REARRANGING_OR_PICKING | {"Concat", "Pad", "Clip", "BitwiseXor", "Cast"}
 _ON_BYTES_OF_TWINS = _ON_BYTES | {"Add", "Mul"}
 

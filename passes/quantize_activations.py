@@ -95,6 +95,4 @@ def is_centred(work: Work, product: Product, side: int, codes: ByteCodes) -> boo
     codes might saturate; elsewhere they cannot.
     """
     probabilities = side == 0 and product.plan.lhs_source == "softmax"
-    return (
-        work.target == "openvino" and not product.has_weight and not probabilities and centred_bytes(codes).fits
-    )
+    return work.target == "openvino" and not product.has_weight and not probabilities and centred_bytes(codes).fits

@@ -19,9 +19,9 @@ class SplitSoftmax(Pass):
         p -> MatMul   becomes   p -> ThresholdedRelu -> QuantizeLinear (coarse) -> MatMul.coarse -> Add
                                  \\-> Sub of that    -> QuantizeLinear (fine)   -> MatMul ----------^
 
-    ThresholdedRelu keeps what is at or above the split and makes the rest 0; what it takes away is the fine branch. Both
-    are exact. Where the split lies within half a coarse step, the values below it are zero in coarse steps, and the
-    coarse branch reads p itself. Where the aligned codes fit a byte, the two are joined and there is one product.
+    ThresholdedRelu keeps what is at or above the split and makes the rest 0; what it takes away is the fine branch.
+    Both are exact. Where the split lies within half a coarse step, the values below it are zero in coarse steps, and
+    the coarse branch reads p itself. Where the aligned codes fit a byte, the two are joined and there is one product.
     """
 
     # QuantizeActivations: both branches read the quantised right side. RestoreHeadScales: they share its Mul.

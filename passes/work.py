@@ -101,10 +101,11 @@ class Product:
 class Work:
     """The graph and what the passes know about it.
 
-    target: the engine whose speed decides between forms of the same codes. products: in the order of the plan's sites. moved_weights: per site, codes that pair-safety changed. twin_products:
-    per twin site, how many products its branches became. unfolded_norms: weight and bias that a LayerNorm had before
-    channels were folded into it, by its path. applied: the passes that ran. standing: (pass, what it ensures) that
-    must hold at present. counts: per pass, how many places it changed. constants: by name, see `constant`.
+    target: the engine whose speed decides between forms of the same codes. products: in the order of the
+    plan's sites. moved_weights: per site, codes that pair-safety changed. twin_products: per twin site, how many
+    products its branches became. unfolded_norms: weight and bias that a LayerNorm had before channels were folded
+    into it, by its path. applied: the passes that ran. standing: (pass, what it ensures) that must hold at present.
+    counts: per pass, how many places it changed. constants: by name, see `constant`.
     """
 
     graph: gs.Graph

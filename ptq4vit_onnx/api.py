@@ -16,7 +16,7 @@ from ptq4vit_onnx.graph.model_file import ModelFile, is_float, read_model_file, 
 from ptq4vit_onnx.images.stream import ImageSource, Where
 from ptq4vit_onnx.limits import require_running
 from ptq4vit_onnx.models.specs import DEFAULT
-from ptq4vit_onnx.plan.file_layout import InputType
+from ptq4vit_onnx.plan.file_layout import InputType, Target
 from ptq4vit_onnx.plan.options import Preset
 from ptq4vit_onnx.plan.plan_json import read_plan
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
@@ -53,6 +53,7 @@ def export(
     force_data: bool = False,
     input: InputType = "float",
     allow_float: bool = False,
+    target: Target = "onnxruntime",
     method: Preset | None = None,
     progress: Progress = silent,
     **options: Any,
@@ -71,7 +72,8 @@ def export(
     width); the position table is resampled to it. force_data: calibrate also on images that are all equal or of one
     colour, which is an error otherwise. input: of model.onnx, normalised floats [n, C, H, W] or "uint8", the bytes
     [n, H, W, C] of a decoder. allow_float: leave products that cannot be computed in integers (depthwise convolutions,
-    stems of few channels) in float and name them, which is an error otherwise. method: "ptq4vit" (the default),
+    stems of few channels) in float and name them, which is an error otherwise. target: the engine that model.onnx is to
+    be fastest in, "onnxruntime" or "openvino"; both compute either file. method: "ptq4vit" (the default),
     exactly as published ("paper"), or the paper's Base PTQ ("base"). options: fields of
     ptq4vit_onnx.plan.options.Options, e.g. images=32, seed=0. The report's `to_data()` is what report.json holds.
 
@@ -89,7 +91,7 @@ def export(
         called, bits, weight_bits=weight_bits, activation_bits=activation_bits, data=data, output=output,
         checkpoint=checkpoint, random_weights=random_weights, plan=plan, batch=batch, force=force, img_size=img_size,
         force_data=force_data, input=input, output_kind=output_kind, num_classes=num_classes, given=given,
-        allow_float=allow_float, method=method, **options,
+        allow_float=allow_float, target=target, method=method, **options,
     )  # fmt: skip
     return run(request, progress)
 

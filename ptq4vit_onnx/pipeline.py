@@ -106,7 +106,9 @@ def _run(
     from ptq4vit_onnx.runtime.bench import bench
 
     with clock("passes"):
-        path, passes = quantize_model(read_proto(float_path), plan, staging / "model.onnx", request.input)
+        path, passes = quantize_model(
+            read_proto(float_path), plan, staging / "model.onnx", request.input, request.target
+        )
     with clock("prove"):
         proof = prove(path, float_path, plan, model, images, progress)
     with clock("time"):

@@ -11,7 +11,7 @@ from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.limits import MAX_BATCH, MAX_CLASSES, MAX_SIDE, require_whole
 from ptq4vit_onnx.models.specs import DEFAULT
 from ptq4vit_onnx.output_kinds.kinds import kind_named
-from ptq4vit_onnx.plan.file_layout import InputType
+from ptq4vit_onnx.plan.file_layout import InputType, Target
 from ptq4vit_onnx.plan.options import Options, Preset
 
 AnyPath: TypeAlias = str | Path
@@ -38,7 +38,8 @@ class ExportRequest:
 
     img_size None: the model's own. force_data: calibrate also on images that are all equal or of one colour. input: of
     model.onnx; float.onnx stays as torch exports it. num_classes None: the model's own head, 0: none. given: the model
-    itself, `model` is its name then. allow_float: products that cannot be integer stay float.
+    itself, `model` is its name then. allow_float: products that cannot be integer stay float. target: the engine that
+    model.onnx is to be fastest in.
     """
 
     model: str = DEFAULT
@@ -57,6 +58,7 @@ class ExportRequest:
     num_classes: int | None = None
     given: GivenModule | None = None
     allow_float: bool = False
+    target: Target = "onnxruntime"
 
     def __post_init__(self) -> None:
         if self.output_kind != "auto":
@@ -67,6 +69,8 @@ class ExportRequest:
             self._refuse_next_to_module()
         if self.input not in get_args(InputType):
             raise UserError(f"input is {self.input!r}; expected one of {', '.join(get_args(InputType))}")
+        if self.target not in get_args(Target):
+            raise UserError(f"target is {self.target!r}; expected one of {', '.join(get_args(Target))}")
         if self.input == "uint8" and self.plan is None and self.options.pixels != "bytes":
             raise UserError("--input uint8 needs --pixels bytes, which --paper and --method base do not have")
         if self.batch is not None:
@@ -108,6 +112,7 @@ def resolve_request(
     num_classes: int | None = None,
     given: GivenModule | None = None,
     allow_float: bool = False,
+    target: Target = "onnxruntime",
     method: Preset | None = None,
     **options: Any,
 ) -> ExportRequest:
@@ -119,7 +124,7 @@ def resolve_request(
     return ExportRequest(
         model, resolved, _path(output), _path(checkpoint), random_weights, _path(data), _path(plan), batch, force,
         None if img_size is None else parse_size(img_size), force_data, input, output_kind, num_classes, given,
-        allow_float,
+        allow_float, target,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from ptq4vit_onnx.cli.arguments import batch_size, not_negative, positive
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.models.specs import DEFAULT
-from ptq4vit_onnx.plan.file_layout import InputType
+from ptq4vit_onnx.plan.file_layout import InputType, Target
 from ptq4vit_onnx.plan.options import (
     Activations,
     BiasCorrection,
@@ -32,7 +32,7 @@ _FIELDS = ("metric", "twin", "weights", "activations", "outliers", "channels", "
            "rounds", "candidates", "bias_correction", "images", "seed")  # fmt: skip
 _REQUEST = ("model", "bits", "weight_bits", "activation_bits", "data", "output", "checkpoint", "random_weights",
             "plan", "batch", "force", "img_size", "force_data", "input", "output_kind", "num_classes",
-            "allow_float")  # fmt: skip
+            "allow_float", "target")  # fmt: skip
 
 
 def add_export(commands: Any) -> argparse.ArgumentParser:
@@ -57,6 +57,9 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
                              "(auto: as the model tells)")  # fmt: skip
     export.add_argument("--input", choices=get_args(InputType), default="float",
                         help="of model.onnx: normalised floats [N, C, H, W] or bytes [N, H, W, C] (float)")  # fmt: skip
+    export.add_argument("--target", choices=get_args(Target), default="onnxruntime",
+                        help="the engine that model.onnx is to be fastest in; both compute either file "
+                             "(onnxruntime)")  # fmt: skip
     export.add_argument("--allow-float", action="store_true",
                         help="leave products that cannot be integer in float, and name them (refused)")  # fmt: skip
     export.add_argument("--json", action="store_true", help="print report.json on standard output")

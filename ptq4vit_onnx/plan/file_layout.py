@@ -9,8 +9,8 @@ from typing import Literal
 # float: normalised images [batch, colours, height, width]; uint8: bytes [batch, height, width, colours]
 InputType = Literal["float", "uint8"]
 # The engine whose speed decides the form of attention. Every engine computes either file, with the same codes.
-# onnxruntime: q, k and v are quantised where they are computed, and move as bytes. openvino: they are quantised right in
-# front of their product, as signed codes, which is what OpenVINO computes in integers.
+# onnxruntime: q, k and v are quantised where they are computed, and move as bytes. openvino: they are quantised right
+# in front of their product, as signed codes, which is what OpenVINO computes in integers.
 Target = Literal["onnxruntime", "openvino"]
 # What codes of q, k and v are counted in where a fused qkv is folded. OpenVINO leaves a product in float whose
 # QuantizeLinear has the scale 1; another power of two changes no bit of the result.

@@ -17,7 +17,9 @@ from onnx import numpy_helper
 
 from ptq4vit_onnx.cli import main as cli
 from ptq4vit_onnx.output_kinds.output_kind import Reading
-from ptq4vit_onnx.proof.parity_gate import _judged
+from ptq4vit_onnx.plan.scale_plan import ScalePlan
+from ptq4vit_onnx.proof.kernels import KernelAudit, ProductKernel
+from ptq4vit_onnx.proof.parity_gate import _judged, _saturation
 
 CHECKS = ["kernels", "saturation", "parameters", "sites", "agreement", "kl", "drop"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,10 +88,16 @@ def test_without_a_plan_what_needs_one_is_skipped(
     lines = lines_of(capsys, 0, alone, *files[1:])
     found = statuses(lines)
     assert any("LayerNorms' numbers were left out, no plan" in line for line in lines)
-    assert found["sites"] == found["saturation"] == "skipped"
-    assert found["kernels"] == found["agreement"] == found["parameters"] == "passed"
+    assert found["sites"] == "skipped"
+    assert found["kernels"] == found["agreement"] == found["parameters"] == found["saturation"] == "passed"
     plan = files[0].with_name("plan.json")
     assert statuses(lines_of(capsys, 0, alone, *files[1:], "--plan", plan))["sites"] == "passed"
+
+
+@pytest.mark.parametrize(("plan", "status"), [(None, "skipped"), (ScalePlan("m", "", "", {}, {}, {}), "failed")])
+def test_a_product_that_the_graph_does_not_bound_fails_only_next_to_a_plan(plan: ScalePlan | None, status: str) -> None:
+    product = ProductKernel("blocks.0.attn.pv", "MatMul", "MatMulInteger", True, ("u8", "s8"), "codes up to 255")
+    assert _saturation(KernelAudit((product,), {}), plan).status == status
 
 
 def test_where_no_site_is_wrong_a_limit_that_is_not_reached_names_the_farthest_and_no_first(

@@ -62,7 +62,7 @@ class Reader:
         return codes, self.constants[dequantize.input[1]]
 
     def unpack(self, name: str, bits: int, shape: tuple[int, ...]) -> Array:
-        """Codes from planes of 1, 2 and 4 bits, the lowest bits first: code i + j * bytes is in byte i, at bit j * width."""
+        """Codes from planes of 1, 2 and 4 bits, lowest first: code i + j * bytes is in byte i, at bit j * width."""
         codes: Array = np.zeros(np.prod(shape), np.int64)
         low = 0
         for width in (1, 2, 4):

@@ -35,7 +35,11 @@ def test_the_file_is_standard_onnx_and_keeps_the_models_metadata(small: Small, x
     onnx.checker.check_model(quantized, full_check=True)
     assert [(item.domain, item.version) for item in quantized.opset_import] == [("", 20)]
     assert {node.domain for node in quantized.graph.node} == {""}
-    assert [(item.key, item.value) for item in quantized.metadata_props] == [("name", "small")]
+    assert {item.key: item.value for item in quantized.metadata_props} == {
+        "name": "small",
+        "ptq4vit_onnx.target": "onnxruntime",
+        "ptq4vit_onnx.oldest_runtime": "ONNX Runtime 1.17",
+    }
     assert (quantized.producer_name, quantized.producer_version) == ("a maker", "1.2")
     assert [item.name for item in quantized.graph.input] == ["x"]
     assert [item.name for item in quantized.graph.output] == [item.name for item in model.graph.output]

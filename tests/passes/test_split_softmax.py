@@ -80,9 +80,7 @@ def test_a_coarse_branch_reads_all_probabilities_where_the_split_is_within_half_
     scores = np.log(random.uniform(0, 4 * twin.split, (2, 3, 10, 10))).astype(np.float32)
     scores[..., -1] = 0  # takes nearly all, so that the others lie around the split
     probabilities = small.fetch(small.softmax(), scores, "attn/Softmax:0")[0]
-    fine, coarse = small.fetch(
-        quantized, scores, "attn.pv/lhs/Clip.out", "attn.pv/lhs.coarse/Clip.out", kind=np.uint8
-    )
+    fine, coarse = small.fetch(quantized, scores, "attn.pv/lhs/Clip.out", "attn.pv/lhs.coarse/Clip.out", kind=np.uint8)
     assert (probabilities < twin.split).any() and (probabilities[..., :-1] >= twin.split).any()
     assert all((held == wanted).all() for held, wanted in zip((fine, coarse), twin.units(probabilities), strict=True))
 
