@@ -7,6 +7,7 @@ A mistake of the caller raises UserError, an exported model that does not comput
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,10 @@ from ptq4vit_onnx.plan.options import Preset
 from ptq4vit_onnx.plan.plan_json import read_plan
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.progress import Progress, silent
+from ptq4vit_onnx.proof.openvino_kernels import audit_in
 from ptq4vit_onnx.proof.parity_gate import Check, Limits, ParityResult, check_files
 from ptq4vit_onnx.request import AnyPath, AnySize, AskedKind, resolve_request
+from ptq4vit_onnx.runtime.engines import EngineName, is_own_format, require_engine
 
 if TYPE_CHECKING:
     from ptq4vit_onnx.images.preprocessing import Preprocessing
@@ -107,6 +110,7 @@ def evaluate(
     gallery: AnyPath | None = None,
     threads: int = 0,
     batch: int = 8,
+    engine: EngineName = "onnxruntime",
     progress: Progress = silent,
 ) -> Evaluations:
     """Accuracy of ONNX models on the images of `data`, and their distance from a reference, by their output kind.
@@ -118,7 +122,8 @@ def evaluate(
     many, picked at random but always alike. where: "COLUMN=VALUE" keeps some rows of a labels.csv. skip_unreadable: do
     without images that are damaged or missing, instead of raising. gallery: labelled images, as `data`, that the
     neighbours of an embedding are looked up in, for k-NN accuracy; without it, those of `data` itself, each without
-    itself. threads: 0 is all cores.
+    itself. threads: 0 is all cores. engine: what all models run in, "onnxruntime" or "openvino"; the latter takes files
+    of OpenVINO's own format as well, and counts each model's products in integers.
 
     >>> evaluate(["float.onnx", "model.onnx"], "validation").models[1].drop
     """
@@ -126,17 +131,21 @@ def evaluate(
     if not named:
         raise UserError("no models to evaluate; expected at least one")
     require_running(threads, batch)
-    files = [read_model_file(Path(model)) for model in named]
-    if reference is None:
-        compared = files[0]
-    else:
-        compared = read_model_file(Path(reference))
-        for file in files:
-            require_reference_of(file, compared)
+    require_engine(engine)
+    compared = read_model_file(Path(named[0] if reference is None else reference))
+    files = [read_model_file(Path(model), compared) for model in named]
+    for file in files if reference is not None else ():
+        require_reference_of(file, compared)
     plans = tuple(_plan_beside(file) for file in files if data is None and not (file.embedded or is_float(file)))
     source = _source(data, images, where, skip_unreadable, plans)
     looked_up = None if gallery is None else _source(gallery, None, None, skip_unreadable, ())
-    return evaluate_files(files, source, compared, threads, batch, progress, looked_up)
+    found = evaluate_files(files, source, compared, threads, batch, progress, looked_up, engine)
+    return found if engine == "onnxruntime" else _with_integer_products(found)
+
+
+def _with_integer_products(found: Evaluations) -> Evaluations:
+    counted = (replace(m, integer_products=audit_in(found.engine, Path(m.path)).fraction) for m in found.models)
+    return replace(found, models=tuple(counted))
 
 
 def check_parity(
@@ -155,6 +164,7 @@ def check_parity(
     skip_unreadable: bool = False,
     threads: int = 0,
     batch: int = 8,
+    engine: EngineName = "onnxruntime",
     progress: Progress = silent,
 ) -> ParityResult:
     """Whether a quantised model runs in integers, computes what its plan says, and agrees with the float model.
@@ -164,18 +174,23 @@ def check_parity(
     (logits, 0.99), or of those that keep their nearest neighbour (embedding, no limit). max_kl (logits): nats.
     max_drop: points of top-1 (logits) or of k-NN accuracy (embedding), needs labels. min_cosine (embedding, features):
     to the float outputs, the mean over images or tokens (0.99); min_worst_cosine: of the worst image or token.
-    data, images, where, skip_unreadable, threads: as in `evaluate`.
+    data, images, where, skip_unreadable, threads: as in `evaluate`. engine: what `model` runs in where outputs are
+    compared, and, for "openvino", whose kernels are audited as well; all else is ONNX Runtime's.
 
     >>> check_parity("model.onnx", "float.onnx", "validation").passed
     """
     limits = Limits(min_agreement, max_drop, max_kl, min_cosine, min_worst_cosine)
     require_running(threads, batch)
+    require_engine(engine)
+    for path in (model, reference):
+        if is_own_format(Path(path)):
+            raise UserError(f"parity reads ONNX files, {path} is of OpenVINO's own format; use eval --engine openvino")
     file, compared = read_model_file(Path(model)), read_model_file(Path(reference))
     beside = file.path.with_name("plan.json")
     chosen = Path(plan) if plan is not None else (beside if beside.is_file() else None)
     known = None if chosen is None else read_plan(chosen)
     source = _source(data, images, where, skip_unreadable, (known,))
-    return check_files(file, compared, source, known, limits, threads, batch, progress)
+    return check_files(file, compared, source, known, limits, threads, batch, progress, engine)
 
 
 def _plan_beside(file: ModelFile) -> ScalePlan | None:

@@ -39,7 +39,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
 )
 TORCH = frozenset({"torch", "timm", "torchvision", "transformers", "safetensors"})
-ONNX = frozenset({"onnx", "onnx_graphsurgeon", "onnxruntime", "onnx_ir", "onnxscript"})
+ONNX = frozenset({"onnx", "onnx_graphsurgeon", "onnxruntime", "onnx_ir", "onnxscript", "openvino"})
 # Which rooms may import torch or ONNX themselves, even inside a function.
 MAY_TORCH = frozenset({"model_loading", "network", "calibration", "simulation", "float_export"})
 MAY_ONNX = frozenset({"graph", "runtime", "passes", "evaluation", "proof", "simulation", "float_export", "studies"})

@@ -6,8 +6,12 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ptq4vit_onnx.limits import MAX_BATCH, MAX_COUNT, MAX_RUNS, MAX_THREADS
+from ptq4vit_onnx.runtime.engines import ENGINES, EngineName
+
+One = TypeVar("One")
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,16 @@ def run_count(text: str) -> int:
     return _whole(text, 1, MAX_RUNS)
 
 
-def several(kind: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
+def several(kind: Callable[[str], One]) -> Callable[[str], tuple[One, ...]]:
     """A type of argument: 1,2,2,4 -> (1, 2, 4), each parsed by `kind`."""
     return lambda text: tuple(dict.fromkeys(kind(part) for part in text.split(",")))
+
+
+def engine_name(text: str) -> EngineName:
+    for name in ENGINES:
+        if text.strip() == name:
+            return name
+    raise argparse.ArgumentTypeError(f"expected one of {', '.join(ENGINES)}, got {text}")
 
 
 def _whole(text: str, least: int, most: int = MAX_COUNT) -> int:
@@ -82,3 +93,6 @@ def add_running(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("running")
     group.add_argument("--threads", type=thread_count, default=0, metavar="N", help="(all cores)")
     group.add_argument("--batch", type=batch_size, default=8, metavar="N", help="images at once (8)")
+    group.add_argument(
+        "--engine", type=engine_name, default=ENGINES[0], metavar="NAME", help="onnxruntime or openvino (onnxruntime)"
+    )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ptq4vit_onnx.cli.arguments import Outcome, add_images, batch_size, run_count, several, thread_count
+from ptq4vit_onnx.cli.arguments import Outcome, add_images, batch_size, engine_name, run_count, several, thread_count
 from ptq4vit_onnx.cli.tables import shown, table
 from ptq4vit_onnx.errors import UserError
 
@@ -35,6 +35,10 @@ def add_bench(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=several(thread_count), default=(1,), metavar="N,N", help="(1)")
     parser.add_argument("--batch", type=several(batch_size), default=(1,), metavar="N,N", help="images at once (1)")
     parser.add_argument("--runs", type=run_count, default=20, metavar="N", help="per model and setting (20)")
+    parser.add_argument(
+        "--engine", type=several(engine_name), default=("onnxruntime",), metavar="NAME,NAME",
+        help="onnxruntime, openvino; every model in each of them (onnxruntime)",
+    )  # fmt: skip
     parser.add_argument("--profile", action="store_true", help="where the time goes, by operator and by site")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
     peers = parser.add_argument_group("peers")
@@ -50,18 +54,21 @@ def add_bench(commands: Any) -> argparse.ArgumentParser:
 
 def run_bench(parsed: argparse.Namespace, progress: Progress) -> Outcome:
     from ptq4vit_onnx.runtime.bench import bench, profile
+    from ptq4vit_onnx.runtime.engines import in_engines
 
     if parsed.calibration is not None and not parsed.against:
         raise UserError("--calibration is for peers; give --against ort-static, or leave it out")
     with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as folder:
         models: dict[str, Path] = {str(path): path for path in parsed.model}
+        in_engines(models, parsed.engine)  # refuses what cannot run before anything does
         calibrated_on = ""
         judged: list[JudgedModel] = []
         if any((parsed.against, parsed.data, parsed.reference, parsed.where, parsed.images)):
             calibrated_on, judged = _judge(parsed, models, Path(folder), progress)
-        result = bench(models, parsed.threads, parsed.batch, parsed.runs, progress=progress)
+        result = bench(models, parsed.threads, parsed.batch, parsed.runs, progress=progress, engines=parsed.engine)
         first = (parsed.threads[0], parsed.batch[0])
-        profiles = {name: profile(path, *first) for name, path in models.items()} if parsed.profile else {}
+        profiled = in_engines(models, parsed.engine) if parsed.profile else {}
+        profiles = {name: profile(item.path, *first, engine=item.engine) for name, item in profiled.items()}
     if parsed.json:
         return Outcome(json.dumps(_data(result, judged, profiles, calibrated_on)))
     return Outcome("\n\n".join(_parts(result, judged, profiles, calibrated_on, first)))
@@ -86,7 +93,7 @@ def _judge(
         names = list(dict.fromkeys(parsed.against))
         models.update(peers.build_peers(names, reference, images, folder, progress))
     has_images = parsed.data is not None or reference.embedded
-    return calibrated_on, peers.judge(models, reference, judged_on if has_images else None, progress)
+    return calibrated_on, peers.judge(models, reference, judged_on if has_images else None, progress, parsed.engine)
 
 
 def _data(

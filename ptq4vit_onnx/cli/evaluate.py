@@ -12,6 +12,7 @@ from ptq4vit_onnx.cli.arguments import Outcome, add_images, add_running, number
 from ptq4vit_onnx.cli.result_files import ResultFile, named_results, require_apart
 from ptq4vit_onnx.cli.tables import table
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.runtime.engines import TITLES
 
 if TYPE_CHECKING:
     from ptq4vit_onnx.evaluation.evaluate import Evaluation, Evaluations
@@ -45,7 +46,7 @@ def run_eval(parsed: argparse.Namespace, progress: Progress) -> Outcome:
     found = evaluate(
         parsed.model, parsed.data, reference=parsed.reference, images=parsed.images, where=parsed.where,
         skip_unreadable=parsed.skip_unreadable, gallery=parsed.gallery, threads=parsed.threads, batch=parsed.batch,
-        progress=progress,
+        engine=parsed.engine, progress=progress,
     )  # fmt: skip
     text = table(evaluation_rows(found)) + _measured_on(found)
     return Outcome(json.dumps(found.to_data()) if parsed.json else text)
@@ -55,6 +56,15 @@ def evaluation_rows(found: Evaluations) -> list[tuple[str, ...]]:
     """Rows of a table: the reference first, unless it is one of the models, then the models."""
     known = [model.path for model in found.models]
     every = found.models if found.reference.path in known else (found.reference, *found.models)
+    rows = _figure_rows(found, every)
+    counts = {model.path: model.integer_products for model in every}
+    if not any(counts.values()):
+        return rows
+    title = "products in integers"
+    return [(*rows[0], title), *((*row, counts.get(row[0]) or "") for row in rows[1:])]
+
+
+def _figure_rows(found: Evaluations, every: Sequence[Evaluation]) -> list[tuple[str, ...]]:
     columns = found.kind.columns
     rows = [("model", "images", *(column.title for column in columns))]
     for model in every:
@@ -115,7 +125,8 @@ def run_parity(parsed: argparse.Namespace, progress: Progress) -> Outcome:
         parsed.model, parsed.reference, parsed.data, plan=parsed.plan, min_agreement=parsed.min_agreement,
         max_drop=parsed.max_drop, max_kl=parsed.max_kl, min_cosine=parsed.min_cosine,
         min_worst_cosine=parsed.min_worst_cosine, images=parsed.images, where=parsed.where,
-        skip_unreadable=parsed.skip_unreadable, threads=parsed.threads, batch=parsed.batch, progress=progress,
+        skip_unreadable=parsed.skip_unreadable, threads=parsed.threads, batch=parsed.batch,
+        engine=parsed.engine, progress=progress,
     )  # fmt: skip
     printed = _write(results, result)
     return Outcome(parity_text(result) if printed is None else printed, 0 if result.passed else 1)
@@ -129,8 +140,9 @@ def parity_text(result: ParityResult) -> str:
 
 
 def _measured_on(found: Evaluations | ParityResult) -> str:
-    """A line, if the images are not the user's."""
-    return "" if found.measured_on is None else f"\nmeasured on {found.measured_on}"
+    """Lines, if the images are not the user's, or the engine is not the usual one."""
+    images = "" if found.measured_on is None else f"\nmeasured on {found.measured_on}"
+    return images if found.engine == "onnxruntime" else f"{images}\nmeasured in {TITLES[found.engine]}"
 
 
 def _result_files(parsed: argparse.Namespace) -> list[ResultFile]:

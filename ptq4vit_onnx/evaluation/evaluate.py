@@ -14,13 +14,14 @@ from ptq4vit_onnx.images.listing import require_same_classes
 from ptq4vit_onnx.images.stream import ImageSource
 from ptq4vit_onnx.output_kinds.kinds import KINDS, OutputKind
 from ptq4vit_onnx.progress import Progress, silent
+from ptq4vit_onnx.runtime.engines import EngineName
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """One model on some images. figures: what its output kind measures, each also an attribute; rates in percent, drop
     in points of accuracy (image by image), drop_error its standard error. skipped: images that could not be read and
-    are not among `images`.
+    are not among `images`. integer_products: how many products run in integers, "44 of 44", where that was asked for.
 
     Figures that need labels are None without them, and those against the reference for the reference itself.
     logits: top1, top5, agreement, kl (nats), drop.
@@ -32,6 +33,7 @@ class Evaluation:
     images: int
     figures: Mapping[str, Any] = field(default_factory=dict)
     skipped: int = 0
+    integer_products: str | None = None
 
     def __getattr__(self, name: str) -> Any:
         figures = self.__dict__.get("figures", {})  # not there yet while a copy is made
@@ -40,22 +42,25 @@ class Evaluation:
         raise AttributeError(f"no figure {name!r}; this kind of output has {', '.join(figures)}")
 
     def to_data(self) -> dict[str, Any]:
-        return {"path": self.path, "images": self.images, **self.figures, "skipped": self.skipped}
+        known = {} if self.integer_products is None else {"integer_products": self.integer_products}
+        return {"path": self.path, "images": self.images, **self.figures, "skipped": self.skipped, **known}
 
 
 @dataclass(frozen=True)
 class Evaluations:
     """models: in the order they were given. reference: what they are compared with, one of them or not. measured_on: a
-    sentence on the images where they are built-in photos, else None. kind: of what all of them return."""
+    sentence on the images where they are built-in photos, else None. kind: of what all of them return. engine: that ran
+    all of them."""
 
     models: tuple[Evaluation, ...]
     reference: Evaluation
     measured_on: str | None = None
     kind: OutputKind = KINDS["logits"]
+    engine: EngineName = "onnxruntime"
 
     def to_data(self) -> dict[str, Any]:
         models = [model.to_data() for model in self.models]
-        return {"models": models, "measured_on": self.measured_on, "kind": self.kind.name}
+        return {"models": models, "measured_on": self.measured_on, "kind": self.kind.name, "engine": self.engine}
 
 
 def evaluate_files(
@@ -66,21 +71,25 @@ def evaluate_files(
     batch: int = 8,
     progress: Progress = silent,
     gallery: ImageSource | None = None,
+    engine: EngineName = "onnxruntime",
 ) -> Evaluations:
-    """Each model next to the reference, on the same images. gallery: labelled images that embeddings look up."""
+    """Each model next to the reference, on the same images, all in one engine. gallery: labelled images that
+    embeddings look up."""
     every = [reference, *(model for model in models if model.path != reference.path)]
     if gallery is not None:
         _require_gallery(reference.kind, source, gallery)
-    found = predict(every, source, threads, batch, progress)
+    found = predict(every, source, threads, batch, progress, engine)
     for path, kept in found.kept.items():
         if sentence := not_finite(found.kind, path, kept):
             raise UserError(f"{sentence}, so it predicts nothing there; export the model again")
     if gallery is not None:
-        found = found.with_gallery(_gallery(found, predict(every, gallery, threads, batch, progress), gallery))
+        looked_up = predict(every, gallery, threads, batch, progress, engine)
+        found = found.with_gallery(_gallery(found, looked_up, gallery))
     judged = {path: _evaluation(path, found, reference.path) for path in found.kept}
     if len(every) == 1 and all(value is None for value in judged[reference.path].figures.values()):
         raise UserError(_nothing_to_measure(found.kind, source, reference.path))
-    return Evaluations(tuple(judged[m.path] for m in models), judged[reference.path], found.measured_on, found.kind)
+    in_order = tuple(judged[model.path] for model in models)
+    return Evaluations(in_order, judged[reference.path], found.measured_on, found.kind, engine)
 
 
 def _require_gallery(kind: OutputKind, source: ImageSource, gallery: ImageSource) -> None:

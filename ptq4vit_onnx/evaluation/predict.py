@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,9 @@ from ptq4vit_onnx.images.stream import ImageSource, ImageStream, open_images
 from ptq4vit_onnx.output_kinds.kinds import OutputKind
 from ptq4vit_onnx.output_kinds.output_kind import Gallery, Kept, Outputs
 from ptq4vit_onnx.progress import Progress
-from ptq4vit_onnx.runtime.session import output_names, run_all, session, static_batch
+from ptq4vit_onnx.runtime.engines import EngineName, open_model
+from ptq4vit_onnx.runtime.runner import Runner
+from ptq4vit_onnx.runtime.session import output_names, run_all, static_batch
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,24 @@ class Predictions:
 
 
 def predict(
-    models: Sequence[ModelFile], source: ImageSource, threads: int, batch: int, progress: Progress
+    models: Sequence[ModelFile],
+    source: ImageSource,
+    threads: int,
+    batch: int,
+    progress: Progress,
+    engine: EngineName = "onnxruntime",
+    reference_engine: EngineName | None = None,
 ) -> Predictions:
-    """Run every model on every image; models that prepare images alike read them only once.
+    """Run every model on every image; models that prepare images alike read them only once. reference_engine: of the
+    first model (the others').
 
     Each is compared with the first, batch by batch: whole feature maps of many images do not fit into memory.
     """
     for model in models[1:]:
         require_same_kind(model, models[0])
     streams = _streams(models, source, progress)
-    runners = {model.path: session(model.path, threads) for model in models}
+    engines = {model.path: engine for model in models} | {models[0].path: reference_engine or engine}
+    runners = {path: open_model(path, chosen, threads) for path, chosen in engines.items()}
     comparison = Comparison(models[0].kind, runners, batch)
     labels: list[Array] = []
     first: Array | None = None
@@ -82,7 +91,7 @@ def _streams(models: Sequence[ModelFile], source: ImageSource, progress: Progres
 class Comparison:
     """Runs models side by side and keeps of their outputs what the kind measures, next to the first model's."""
 
-    def __init__(self, kind: OutputKind, runners: Mapping[Path, Any], batch: int = 8) -> None:
+    def __init__(self, kind: OutputKind, runners: Mapping[Path, Runner], batch: int = 8) -> None:
         self.kind, self.runners = kind, runners
         self.reference = next(iter(runners))
         self.batch = max(batch, *(static_batch(runner) or 1 for runner in runners.values()))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.graph.integer_products import INTEGER_KERNELS
@@ -15,6 +16,7 @@ from ptq4vit_onnx.models.specs import is_embedded
 from ptq4vit_onnx.output_kinds.kinds import KINDS, OutputKind
 
 _PREFIX = "ptq4vit_onnx."
+OPENVINO_SUFFIX = ".xml"  # OpenVINO's own format; the weights lie next to it in a .bin
 _QUANTISING_OPS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 
 
@@ -35,10 +37,15 @@ class ModelFile:
         return is_embedded(self.model)
 
 
-def read_model_file(path: Path) -> ModelFile:
-    """Read a model's metadata; a file without it is refused, since nobody could prepare images for it."""
-    found = {entry.key: entry.value for entry in load(path, weights=False).metadata_props}
+def read_model_file(path: Path, like: ModelFile | None = None) -> ModelFile:
+    """Read a model's metadata; a file without it is refused, since nobody could prepare images for it.
+
+    like: whose metadata stands for that of a file of OpenVINO's own format that has none.
+    """
+    found = read_metadata(path)
     keys = ("model", "weights_sha256", "preprocessing")
+    if like is not None and path.suffix == OPENVINO_SUFFIX and not any(_PREFIX + key in found for key in keys):
+        return replace(like, path=path)
     missing = [_PREFIX + key for key in keys if _PREFIX + key not in found]
     if missing:
         raise UserError(
@@ -55,6 +62,19 @@ def read_model_file(path: Path) -> ModelFile:
         return ModelFile(path, model, weights, Preprocessing.from_data(json.loads(preprocessing)), KINDS[kind])
     except (ValueError, LookupError, TypeError, ArithmeticError, UserError) as error:
         raise UserError(f"{path}: unusable metadata {_PREFIX}preprocessing: {error}; export it again") from error
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The entries of an ONNX file's metadata, or what OpenVINO has kept of them in a file of its own format."""
+    if path.suffix != OPENVINO_SUFFIX:
+        return {entry.key: entry.value for entry in load(path, weights=False).metadata_props}
+    try:
+        root = ElementTree.parse(path).getroot()
+    except OSError as error:
+        raise UserError(f"cannot read model {path}: {error.strerror or error}") from error
+    except ElementTree.ParseError as error:
+        raise UserError(f"{path} is not a model of OpenVINO's format: {error}") from error
+    return {entry.tag: entry.get("value", "") for entry in root.iterfind("rt_info/framework/*")}
 
 
 def require_reference_of(model: ModelFile, reference: ModelFile) -> None:
@@ -91,7 +111,8 @@ def require_float(reference: ModelFile) -> None:
 
 
 def is_float(model: ModelFile) -> bool:
-    return _quantising_node(model) is None
+    """A file of OpenVINO's own format is taken for a quantised one."""
+    return model.path.suffix != OPENVINO_SUFFIX and _quantising_node(model) is None
 
 
 def _quantising_node(model: ModelFile) -> Any:

@@ -60,6 +60,6 @@ def _element_bytes(data_type: int) -> int:
 
 
 def file_bytes(path: Path) -> int:
-    """Size of a model, with its external data."""
-    data = path.with_name(f"{path.name}.data")
-    return path.stat().st_size + (data.stat().st_size if data.exists() else 0)
+    """Size of a model, with its external data; of one in OpenVINO's own format, with the .bin next to it."""
+    beside = path.with_suffix(".bin") if path.suffix == ".xml" else path.with_name(f"{path.name}.data")
+    return path.stat().st_size + (beside.stat().st_size if beside.exists() else 0)

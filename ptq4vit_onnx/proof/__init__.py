@@ -2,6 +2,7 @@
 
 prove         all proofs of an export, from the inside out
 kernels       the audit: is every product on an integer kernel, and can none saturate?
+openvino_kernels  the same audit in OpenVINO
 site_parity   every product against integer arithmetic, on the runtime's own inputs
 plan_checks   weights, scales and codes in the graph against the plan
 oracle        what an integer kernel must return
@@ -13,4 +14,5 @@ layout        how a file arranges its products
 parity_gate   `parity`: the checks of a file without torch, each passed, failed or skipped
 """
 
-DOORS = ("end_to_end", "float_parity", "parity_gate", "kernels", "prove", "replay")  # what other rooms may import
+# what other rooms may import
+DOORS = ("end_to_end", "float_parity", "parity_gate", "kernels", "openvino_kernels", "prove", "replay")

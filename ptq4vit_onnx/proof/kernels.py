@@ -130,13 +130,13 @@ def audit(model: Model, plan: ScalePlan | None = None, optimised: onnx.ModelProt
     executed = GraphIndex(optimised if optimised is not None else optimised_model(model))
     source = GraphIndex(load(model, weights=False))
     found = [_inspect(executed, name, node, plan) for name, node in _expected(source, executed, plan)]
-    floats, unplanned = _outside(executed, source, plan)
+    floats, unplanned = outside_the_sites(executed, source, plan)
     counts = Counter(node.op_type for node in executed.nodes)
     ordered = dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
     return KernelAudit((*found, *unplanned), ordered, tuple(floats))
 
 
-def _outside(
+def outside_the_sites(
     executed: GraphIndex, source: GraphIndex, plan: ScalePlan | None
 ) -> tuple[list[ProductKernel], list[ProductKernel]]:
     """Products in float that are no planned site's: (those that may be, those that the plan does not know).
@@ -189,10 +189,10 @@ def _expected(source: GraphIndex, executed: GraphIndex, plan: ScalePlan | None) 
     pairs = [
         (name, found) for name, node in wanted.items() for found in by_name.get(name) or [_by_output(executed, node)]
     ]
-    return pairs + [(name, None) for name in _planned_but_absent(set(wanted), plan)]
+    return pairs + [(name, None) for name in planned_but_absent(set(wanted), plan)]
 
 
-def _planned_but_absent(present: set[ProductName], plan: ScalePlan | None) -> list[ProductName]:
+def planned_but_absent(present: set[ProductName], plan: ScalePlan | None) -> list[ProductName]:
     absent = []
     for site, choice in (plan.sites if plan else {}).items():
         branches = {name.branch for name in present if name.site == site}

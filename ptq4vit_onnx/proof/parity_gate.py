@@ -4,8 +4,9 @@ kernels      every product runs on an integer kernel of ONNX Runtime
 saturation   no product can overflow 16 bits on a CPU without VNNI
 sites        every product equals integer arithmetic on the plan's codes and scales
 parameters   what is not quantised (LayerNorms, GELUs, embeddings, tables) is the float model's
-outputs      as their kind measures them. Logits: agreement, kl, drop. Embeddings: cosine, worst_cosine, agreement
-             (of nearest neighbours), drop (of k-NN accuracy). Features: cosine, worst_cosine.
+openvino_kernels  asked for OpenVINO: every product runs in integers there, too
+outputs      in the engine asked for, as their kind measures them. Logits: agreement, kl, drop. Embeddings: cosine,
+             worst_cosine, agreement (of nearest neighbours), drop (of k-NN accuracy). Features: cosine, worst_cosine.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.progress import Progress, silent
 from ptq4vit_onnx.proof.float_sites import FloatSites, float_parameters, output_tensors, with_channels_folded
 from ptq4vit_onnx.proof.kernels import KernelAudit, audit
+from ptq4vit_onnx.proof.openvino_kernels import audit_openvino
 from ptq4vit_onnx.proof.replay import Divergence, divergences
 from ptq4vit_onnx.proof.site_parity import check_sites
+from ptq4vit_onnx.runtime.engines import TITLES, EngineName
 from ptq4vit_onnx.runtime.inner_tensors import fetch
 from ptq4vit_onnx.runtime.session import optimised_model
 
@@ -96,7 +99,8 @@ class Check:
 @dataclass(frozen=True)
 class ParityResult:
     """All checks in order. first_divergent: the first site or node that is wrong, and how, if one was found. skipped:
-    images that could not be read and are not among `images`. measured_on: as in Evaluations. kind: of its outputs."""
+    images that could not be read and are not among `images`. measured_on: as in Evaluations. kind: of its outputs.
+    engine: that computed the outputs of the model; those of the reference are ONNX Runtime's."""
 
     model: str
     reference: str
@@ -106,6 +110,7 @@ class ParityResult:
     skipped: int = 0
     measured_on: str | None = None
     kind: str = "logits"
+    engine: EngineName = "onnxruntime"
 
     @property
     def passed(self) -> bool:
@@ -153,26 +158,33 @@ def check_files(
     threads: int = 1,
     batch: int = 8,
     progress: Progress = silent,
+    engine: EngineName = "onnxruntime",
 ) -> ParityResult:
-    """Every check of `model` against its float `reference`; without a plan, some are skipped."""
+    """Every check of `model` against its float `reference`; without a plan, some are skipped.
+
+    engine: of the model's outputs. The reference runs in ONNX Runtime, and what looks inside of the model does.
+    """
     require_reference_of(model, reference)
     require_float(reference)
     _require_plan_of(model, plan)
     chosen = (limits or Limits()).of(model.kind)
-    found = predict([reference, model], source, threads, batch, progress)
+    found = predict([reference, model], source, threads, batch, progress, engine, "onnxruntime")
     if chosen.get("max_drop") is not None and found.labels is None:
         raise UserError(f"--max-drop needs labels, {source} has none; leave it out, or give --data with a labels.csv")
-    checks = _inside(model, reference, plan, found.first) + _outside(model, reference, found, chosen)
+    inside = _inside(model, reference, plan, found.first)
+    if engine == "openvino":
+        inside = [*map(_of_onnx_runtime, inside), _openvino_kernels(model, plan)]
+    checks = inside + _outside(model, reference, found, chosen)
     failed = [check for check in checks if check.status == "failed"]
     named = next((f"{check.site}: {check.sentence}" for check in failed if check.site), None)
     if failed and named is None and plan is not None:
         distances = _from_float(model, reference, plan, found.first)
         named = next((_distance(item) for item in distances if not item.passed), None)
         if named is None:
-            checks = [_with_farthest(check, distances) if check is failed[0] else check for check in checks]
+            checks = [_with_farthest(check, distances, engine) if check is failed[0] else check for check in checks]
     images = len(found.kept[model.path])
-    paths = str(model.path), str(reference.path)
-    return ParityResult(*paths, images, tuple(checks), named, found.skipped, found.measured_on, model.kind.name)
+    of = found.skipped, found.measured_on, model.kind.name, engine
+    return ParityResult(str(model.path), str(reference.path), images, tuple(checks), named, *of)
 
 
 def _require_plan_of(model: ModelFile, plan: ScalePlan | None) -> None:
@@ -246,6 +258,17 @@ def _kernels(kernels: KernelAudit) -> Check:
     return Check("kernels", "failed", f"{kernels}; {site} is the first that is not", site)
 
 
+def _of_onnx_runtime(check: Check) -> Check:
+    """Checks that only ONNX Runtime's graph can answer say so where another engine was asked for."""
+    kernels = check.name in ("kernels", "saturation", "sites")
+    return replace(check, sentence=f"in ONNX Runtime: {check.sentence}") if kernels else check
+
+
+def _openvino_kernels(model: ModelFile, plan: ScalePlan | None) -> Check:
+    found = _kernels(audit_openvino(model.path, plan))
+    return replace(found, name="openvino_kernels", sentence=f"in OpenVINO: {found.sentence}")
+
+
 def _saturation(kernels: KernelAudit, plan: ScalePlan | None) -> Check:
     if not kernels.unsafe:
         return Check("saturation", "passed", "no product can saturate, on any CPU")
@@ -309,7 +332,9 @@ def _distance(found: Divergence) -> str:
     return f"{found.site}: {found.relative_error:.2g} of its spread away from the float model"
 
 
-def _with_farthest(check: Check, distances: Sequence[Divergence]) -> Check:
+def _with_farthest(check: Check, distances: Sequence[Divergence], engine: EngineName) -> Check:
     """Some site is always the farthest; while all are near, that is no more than the noise of quantisation."""
     farthest = max(distances, key=lambda item: item.relative_error)
-    return replace(check, sentence=f"{check.sentence}; no site is far off, the farthest is {_distance(farthest)}")
+    where = "" if engine == "onnxruntime" else f" in ONNX Runtime, so look at what {TITLES[engine]} computes"
+    sentence = f"{check.sentence}; no site is far off{where}, the farthest is {_distance(farthest)}"
+    return replace(check, sentence=sentence)

@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.graph.integer_products import parse_name
 from ptq4vit_onnx.graph.model_proto import Array
 from ptq4vit_onnx.progress import Progress, silent, ticks
 from ptq4vit_onnx.runtime.cpu import cpu_features
-from ptq4vit_onnx.runtime.feeding import BYTES
+from ptq4vit_onnx.runtime.engines import EngineName, in_engines, open_model, require_engine, require_runs_in
+from ptq4vit_onnx.runtime.runner import BYTES, Runner
 from ptq4vit_onnx.runtime.session import execute, image_input, session, static_batch
 
 
@@ -62,7 +64,8 @@ class BenchResult:
 
 @dataclass(frozen=True)
 class Profile:
-    """ONNX Runtime's own node times of one run (each node's median over runs), in milliseconds, largest first.
+    """An engine's own node times of one run (each node's median over runs; in OpenVINO the
+    mean), in milliseconds, largest first.
 
     by_site: summed over nodes named `SITE/...`; nodes without such a name are counted under "other".
     """
@@ -83,15 +86,20 @@ def bench(
     runs: int = 20,
     warmup: int = 3,
     progress: Progress = silent,
+    engines: Sequence[EngineName] = ("onnxruntime",),
 ) -> BenchResult:
-    """Time all models at each number of threads and batch size. models: name -> file; the first is 1x."""
+    """Time all models in all engines at each number of threads and batch size. models: name -> file.
+
+    The first model in the first engine is 1x.
+    """
     if not models:
         raise UserError("no models to measure, expected at least one")
     _require_positive(runs=runs, threads=min(threads), batch=min(batches))
     timings: list[Timing] = []
-    tick = ticks(progress, runs * len(models) * len(threads) * len(batches), "measuring")
+    entrants = in_engines(models, engines)
+    tick = ticks(progress, runs * len(entrants) * len(threads) * len(batches), "measuring")
     for count in threads:
-        sessions = {name: session(path, count) for name, path in models.items()}
+        sessions = {name: open_model(item.path, item.engine, count) for name, item in entrants.items()}
         for batch in batches:
             feeds = {name: _feed(name, runner, batch) for name, runner in sessions.items()}
             times = _interleaved(sessions, feeds, runs, warmup, tick)
@@ -99,11 +107,17 @@ def bench(
     return BenchResult(tuple(timings), str(cpu_features()))
 
 
-def profile(model: Path, threads: int = 1, batch: int = 1, runs: int = 10, warmup: int = 2) -> Profile:
-    """Where the time goes, by kernel and by site, from ONNX Runtime's profiler."""
+def profile(
+    model: Path, threads: int = 1, batch: int = 1, runs: int = 10, warmup: int = 2, engine: EngineName = "onnxruntime"
+) -> Profile:
+    """Where the time goes, by kernel and by site, from the engine's own profiler."""
     _require_positive(runs=runs, threads=threads, batch=batch)
+    require_engine(engine)
+    if engine == "openvino":
+        return _openvino_profile(model, threads, batch, runs, warmup)
+    require_runs_in(model, engine)
     with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as folder:
-        runner = session(model, threads, profile_prefix=Path(folder) / "profile")
+        runner: Any = session(model, threads, profile_prefix=Path(folder) / "profile")
         feed = _feed(str(model), runner, batch)
         for _ in range(warmup + runs):
             runner.run(None, feed)
@@ -111,17 +125,47 @@ def profile(model: Path, threads: int = 1, batch: int = 1, runs: int = 10, warmu
     return summarise(events, warmup, runs)
 
 
+def _openvino_profile(model: Path, threads: int, batch: int, runs: int, warmup: int) -> Profile:
+    """Means, since OpenVINO keeps no more; those of the first runs are taken off again."""
+    from ptq4vit_onnx.runtime import openvino_engine
+
+    runner = openvino_engine.load(model, threads, timed=True)
+    feed = _feed(str(model), runner, batch)
+    origins = {layer.name: layer.origins for layer in runner.layers()}
+    for _ in range(warmup):
+        execute(runner, feed)
+    before = runner.layer_times()
+    for _ in range(runs):
+        execute(runner, feed)
+    times: dict[tuple[str, str, str], list[float]] = {}
+    for (name, op), mean in runner.layer_times().items():
+        measured = ((warmup + runs) * mean - warmup * before.get((name, op), 0.0)) / runs
+        times[_node_of(origins.get(name, ()), name), name, op] = [max(measured, 0.0)]
+    return _summed({key: [time] for key, (time,) in times.items() if time > 0}, 0, runs)
+
+
+def _node_of(origins: Sequence[str], layer: str) -> str:
+    """The file's node whose site a fused layer counts for: its product, else the first that has a site."""
+    products = [name for name in origins if parse_name(name) is not None]
+    return next(iter(products + [name for name in origins if "/" in name]), layer)
+
+
 def summarise(events: list[dict[str, Any]], warmup: int, runs: int) -> Profile:
-    """Each node's median over its runs, all but the first `warmup`, summed by op and by site.
+    """Each node's median over its runs, all but the first `warmup`, summed by op and by site."""
+    times: dict[tuple[str, str, str], list[float]] = {}
+    for name, op, duration in _kernel_events(events):
+        times.setdefault((name, name, op), []).append(duration)
+    return _summed(times, warmup, runs)
+
+
+def _summed(times: Mapping[tuple[str, str, str], list[float]], warmup: int, runs: int) -> Profile:
+    """times: (the node whose site counts, the kernel's own name, its op) -> microseconds, run by run.
 
     Of means, one run in which another program took the CPU would put whatever node ran then on top.
     """
-    times: dict[tuple[str, str], list[int]] = {}
-    for name, op, duration in _kernel_events(events):
-        times.setdefault((name, op), []).append(duration)
     by_op: defaultdict[str, float] = defaultdict(float)
     by_site: defaultdict[str, float] = defaultdict(float)
-    for (name, op), durations in times.items():
+    for (name, _, op), durations in times.items():
         milliseconds = float(np.median(durations[warmup:])) / 1000
         by_op[op] += milliseconds
         by_site[_site_of(name)] += milliseconds
@@ -145,7 +189,7 @@ def _largest_first(times: Mapping[str, float]) -> dict[str, float]:
 
 
 def _interleaved(
-    sessions: Mapping[str, Any],
+    sessions: Mapping[str, Runner],
     feeds: Mapping[str, dict[str, Array]],
     runs: int,
     warmup: int,
@@ -173,15 +217,16 @@ def _timings(times: Mapping[str, list[float]], threads: int, batch: int) -> list
     return found
 
 
-def _feed(name: str, runner: Any, batch: int) -> dict[str, Array]:
+def _feed(name: str, runner: Runner, batch: int) -> dict[str, Array]:
     """Random images of the model's size; kernels' times do not depend on the values."""
     entry = image_input(runner)
     fixed = static_batch(runner)
     if fixed not in {None, batch}:
         raise UserError(f"{name} has a fixed batch of {fixed}, got --batch {batch}; measure it with {fixed}")
-    if not all(isinstance(length, int) for length in entry.shape[1:]):
+    sizes = [length for length in entry.shape[1:] if isinstance(length, int)]
+    if len(sizes) != len(entry.shape) - 1:
         raise UserError(f"{name} has no fixed image size: its input {entry.name!r} is {entry.shape}")
-    random, shape = np.random.default_rng(0), (batch, *entry.shape[1:])
+    random, shape = np.random.default_rng(0), (batch, *sizes)
     if entry.type == BYTES:
         return {entry.name: random.integers(0, 256, shape, np.uint8)}
     return {entry.name: random.standard_normal(shape, np.float32)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 
@@ -11,12 +10,12 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.graph.model_proto import Array
 from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.plan.quantizers import Pixels
+from ptq4vit_onnx.runtime.runner import BYTES, Runner
 
-FLOATS, BYTES = "tensor(float)", "tensor(uint8)"
 OFF_GRID = 0.01  # of a step
 
 
-def as_fed(runner: Any, images: Array) -> Array:
+def as_fed(runner: Runner, images: Array) -> Array:
     """`images` [n, channels, height, width], normalised, as the session's model takes them.
 
     A model whose input is bytes says in its metadata how images are normalised. What is undone here is exact: 8-bit
@@ -40,7 +39,7 @@ def bytes_of(images: Array, rule: Preprocessing) -> Array:
     return np.ascontiguousarray(codes.astype(np.uint8).transpose(0, 2, 3, 1))
 
 
-def _preprocessing(runner: Any) -> Preprocessing:
+def _preprocessing(runner: Runner) -> Preprocessing:
     said = runner.get_modelmeta().custom_metadata_map.get("ptq4vit_onnx.preprocessing")
     if said is None:
         raise UserError(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 @contextmanager
@@ -28,3 +30,23 @@ def quiet_logging(*names: str, level: int = logging.ERROR) -> Iterator[None]:
         logging.root.handlers[:] = handlers
         for logger, before in zip(loggers, levels, strict=True):
             logger.setLevel(before)
+
+
+@contextmanager
+def quiet_standard_error() -> Iterator[None]:
+    """While it is open, what libraries write to the process's standard error by themselves is dropped."""
+    with suppress(OSError, ValueError, AttributeError):  # closed, or none at all
+        sys.stderr.flush()
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed: nothing is shown anyway
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

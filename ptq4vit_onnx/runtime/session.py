@@ -16,7 +16,8 @@ import onnxruntime
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.graph import model_proto
 from ptq4vit_onnx.graph.model_proto import Array, Model
-from ptq4vit_onnx.runtime.feeding import BYTES, FLOATS, as_fed
+from ptq4vit_onnx.runtime.feeding import as_fed
+from ptq4vit_onnx.runtime.runner import BYTES, FLOATS, Entry, Runner, engine_title, first_line, model_name
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def session(
     optimise: bool = True,
     optimised_path: Path | None = None,
     profile_prefix: Path | None = None,
-) -> Any:
+) -> Runner:
     """An inference session on the CPU whose threads sleep between runs, so that other sessions are not
     disturbed.
 
@@ -51,11 +52,12 @@ def session(
         options.enable_profiling = True
         options.profile_file_prefix = str(profile_prefix)
     with _source(model) as source:
-        return _create(source, options)
+        made: Runner = _create(source, options)
+        return made
 
 
 def run(
-    model: Model | Any,
+    model: Model | Runner,
     images: Array,
     batch: int = 8,
     threads: int = 1,
@@ -66,7 +68,7 @@ def run(
     return run_all(model, images, batch, threads)[0]
 
 
-def run_all(model: Model | Any, images: Array, batch: int = 8, threads: int = 1) -> tuple[Array, ...]:
+def run_all(model: Model | Runner, images: Array, batch: int = 8, threads: int = 1) -> tuple[Array, ...]:
     """All outputs in the model's order, each [n, ...], for `images` as in `run`.
 
     A model of static batch is run in batches of its own size; the last one is filled up by repeating its last image,
@@ -74,7 +76,7 @@ def run_all(model: Model | Any, images: Array, batch: int = 8, threads: int = 1)
     """
     if len(images) == 0:
         raise UserError("no images to run the model on, expected at least one")
-    runner = model if hasattr(model, "get_inputs") else session(model, threads)
+    runner = session(model, threads) if isinstance(model, (Path, bytes, onnx.ModelProto)) else model
     name, fixed = image_input(runner).name, static_batch(runner)
     size = fixed or batch
     images, outputs = as_fed(runner, images), []
@@ -88,7 +90,7 @@ def run_all(model: Model | Any, images: Array, batch: int = 8, threads: int = 1)
     return tuple(np.concatenate(parts) for parts in zip(*outputs, strict=True))
 
 
-def run_once(runner: Any, feeds: dict[str, Array], names: list[str] | None = None) -> list[Array]:
+def run_once(runner: Runner, feeds: dict[str, Array], names: list[str] | None = None) -> list[Array]:
     """One run; a shape that the model does not take is the user's mistake, said in one line."""
     for wanted in runner.get_inputs():
         shape = feeds[wanted.name].shape
@@ -100,34 +102,34 @@ def run_once(runner: Any, feeds: dict[str, Array], names: list[str] | None = Non
     return execute(runner, feeds, names)
 
 
-def execute(runner: Any, feeds: dict[str, Array], names: list[str] | None = None) -> list[Array]:
+def execute(runner: Runner, feeds: dict[str, Array], names: list[str] | None = None) -> list[Array]:
     """One run, unchecked; a graph that loads and then fails is said in one line."""
     try:
-        return runner.run(names, feeds)  # type: ignore[no-any-return]
+        return runner.run(names, feeds)
     except Exception as error:  # a class per status code, as when a session is made
         raise UserError(
-            f"ONNX Runtime cannot run {_name(runner)}: {_first_line(error)}; give a file that ptq4vit-onnx export "
-            "has written"
+            f"{engine_title(runner)} cannot run {model_name(runner)}: {first_line(error)}; give a file that "
+            "ptq4vit-onnx export has written"
         ) from error
 
 
-def image_input(runner: Any) -> Any:
+def image_input(runner: Runner) -> Entry:
     """The one input of a session's model: float images [batch, channels, height, width], or bytes [.., channels]."""
     inputs = runner.get_inputs()
     if len(inputs) != 1 or inputs[0].type not in (FLOATS, BYTES):
         found = ", ".join(f"{entry.name} {entry.type}" for entry in inputs) or "none"
         raise UserError(
-            f"{_name(runner)} has {len(inputs)} inputs ({found}); expected one {FLOATS} or {BYTES} of images"
+            f"{model_name(runner)} has {len(inputs)} inputs ({found}); expected one {FLOATS} or {BYTES} of images"
         )
     return inputs[0]
 
 
-def output_names(runner: Any) -> tuple[str, ...]:
+def output_names(runner: Runner) -> tuple[str, ...]:
     """Of a session's model, in the order of its outputs."""
     return tuple(entry.name for entry in runner.get_outputs())
 
 
-def static_batch(runner: Any) -> int | None:
+def static_batch(runner: Runner) -> int | None:
     """The batch size a session's model is fixed to, None where it is free."""
     shape = runner.get_inputs()[0].shape
     return shape[0] if shape and isinstance(shape[0], int) else None
@@ -147,22 +149,13 @@ def _create(source: str | bytes, options: Any) -> Any:
     except Exception as error:
         # ONNX Runtime raises a class per status code; all of them say that this file cannot be executed
         where = source if isinstance(source, str) else "the model"
-        raise UserError(f"ONNX Runtime cannot load {where}: {_first_line(error)}") from error
+        raise UserError(f"ONNX Runtime cannot load {where}: {first_line(error)}") from error
 
 
-def _name(runner: Any) -> str:
-    """The file a session was made from; one made from bytes has none."""
-    return str(getattr(runner, "_model_path", None) or "the model")
-
-
-def _require_rows(runner: Any, output: Any, images: int) -> None:
+def _require_rows(runner: Runner, output: Any, images: int) -> None:
     shape = list(np.shape(output)) if isinstance(output, np.ndarray) else type(output).__name__
     if not isinstance(output, np.ndarray) or output.ndim < 1 or len(output) != images:
-        raise UserError(f"{_name(runner)} returns {shape} for {images} images; expected one row for each")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{model_name(runner)} returns {shape} for {images} images; expected one row for each")
 
 
 def _fill(part: Array, size: int) -> Array:

@@ -19,7 +19,9 @@ from ptq4vit_onnx.images.loading import ImageSet, load_images
 from ptq4vit_onnx.images.stream import ImageSource
 from ptq4vit_onnx.output_kinds.kinds import KINDS, OutputKind
 from ptq4vit_onnx.progress import Progress
-from ptq4vit_onnx.proof.kernels import KernelAudit, audit
+from ptq4vit_onnx.proof.kernels import KernelAudit
+from ptq4vit_onnx.proof.openvino_kernels import audit_in
+from ptq4vit_onnx.runtime.engines import EngineName, in_engines
 from ptq4vit_onnx.runtime.quiet import quiet_logging
 from ptq4vit_onnx.runtime.session import session, static_batch
 
@@ -149,24 +151,34 @@ def build_peers(
 
 
 def judge(
-    models: Mapping[str, Path], reference: ModelFile, source: ImageSource | None, progress: Progress
+    models: Mapping[str, Path],
+    reference: ModelFile,
+    source: ImageSource | None,
+    progress: Progress,
+    engines: Sequence[EngineName] = ("onnxruntime",),
 ) -> list[JudgedModel]:
-    """Size, kernels and, on the images of `source`, accuracy and agreement with the float reference.
+    """Size, kernels and, on the images of `source`, accuracy and agreement with the float reference in the same engine.
 
     Peers do not carry the metadata on: all prepare images as the reference does.
     """
+    entrants = in_engines(models, engines)
     evaluations: dict[str, Evaluation] = {}
-    if source is not None:
-        files = [replace(reference, path=path) for path in models.values()]
-        found = evaluate_files(files, source, reference, threads=0, progress=progress)
-        evaluations = dict(zip(models, found.models, strict=True))
+    for engine in engines if source is not None else ():
+        chosen = {name: item.path for name, item in entrants.items() if item.engine == engine}
+        if not chosen or source is None:
+            continue
+        files = [replace(reference, path=path) for path in chosen.values()]
+        found = evaluate_files(files, source, reference, threads=0, progress=progress, engine=engine)
+        evaluations.update(zip(chosen, found.models, strict=True))
     return [
-        JudgedModel(name, file_bytes(path), audit(path), evaluations.get(name), reference.kind)
-        for name, path in models.items()
+        JudgedModel(
+            name, file_bytes(item.path), audit_in(item.engine, item.path), evaluations.get(name), reference.kind
+        )
+        for name, item in entrants.items()
     ]
 
 
 def require_same_model(models: Sequence[Path], reference: ModelFile) -> None:
     """Every model must be one of the reference's."""
     for model in models:
-        require_reference_of(read_model_file(model), reference)
+        require_reference_of(read_model_file(model, reference), reference)

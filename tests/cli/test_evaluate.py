@@ -27,7 +27,7 @@ def evaluated(capsys: pytest.CaptureFixture[str], *arguments: Any) -> list[dict[
     """The models of `eval --json`; nothing else may be printed on standard output."""
     assert cli.main(["eval", "--json", "--threads", "1", *map(str, arguments)]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert list(data) == ["models", "measured_on", "kind"] and data["measured_on"] is None
+    assert list(data) == ["models", "measured_on", "kind", "engine"] and data["measured_on"] is None
     assert all(set(model) == FIELDS for model in data["models"])
     return list(data["models"])
 

@@ -53,7 +53,7 @@ def test_models_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         def run(self, _names: Any, _feed: Any) -> None:
             order.append(self.name)
 
-    sessions = {"a": Fake("a"), "b": Fake("b")}
+    sessions: dict[str, Any] = {"a": Fake("a"), "b": Fake("b")}
     times = module._interleaved(sessions, {"a": {}, "b": {}}, runs=2, warmup=1, tick=lambda _: None)
     assert "".join(order) == "ababab"
     assert {name: len(values) for name, values in times.items()} == {"a": 2, "b": 2}
