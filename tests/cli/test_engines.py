@@ -16,6 +16,7 @@ from ptq4vit_onnx.graph.model_file import read_model_file
 
 needs_openvino = pytest.mark.skipif(not importlib.util.find_spec("openvino"), reason="openvino is not installed")
 GARBAGE = pytest.mark.xfail(strict=False, reason="files add bytes that wrap around, which OpenVINO does not compute")
+FLOAT_QK = pytest.mark.xfail(strict=False, reason="OpenVINO multiplies queries by keys in float")
 
 
 def printed(capsys: pytest.CaptureFixture[str], code: int, *arguments: Any) -> str:
@@ -63,7 +64,7 @@ def test_a_quantised_file_predicts_in_openvino_what_float_does(exported: Path) -
 
 
 @needs_openvino
-@GARBAGE
+@FLOAT_QK
 def test_all_products_of_a_quantised_file_run_in_integers_in_openvino(exported: Path) -> None:
     found = evaluate([exported / "float.onnx", exported / "model.onnx"], engine="openvino", threads=1, images=8)
     assert found.models[1].integer_products == "44 of 44"
@@ -107,9 +108,16 @@ def test_parity_audits_openvino_and_says_which_checks_are_of_onnx_runtime(export
 
 @needs_openvino
 @GARBAGE
+def test_the_outputs_pass_parity_in_openvino(exported: Path, digit_files: Path) -> None:
+    found = check_parity(exported / "model.onnx", exported / "float.onnx", digit_files, engine="openvino", threads=1)
+    assert {check.name: check.status for check in found.checks}["agreement"] == "passed"
+
+
+@needs_openvino
+@FLOAT_QK
 def test_parity_passes_in_openvino(exported: Path, digit_files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = (exported / "model.onnx", "--reference", exported / "float.onnx", "--data", digit_files)
-    assert "passed   agreement" in printed(capsys, 0, "parity", *files, "--engine", "openvino")
+    assert "failed" not in printed(capsys, 0, "parity", *files, "--engine", "openvino")
 
 
 @needs_openvino
