@@ -16,7 +16,7 @@ import pytest
 from ptq4vit_onnx.images.builtin import PHOTOS
 
 ROOT = Path(__file__).resolve().parent.parent
-LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "*_w[2-8]a[2-8]")
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "*_w[2-8]a[2-8]", "node_modules")
 
 
 @pytest.fixture(scope="module")

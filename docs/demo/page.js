@@ -108,14 +108,15 @@ async function classify(outdated) {
   showFacts(models[sides[0]]);
   for (const side of Object.keys(SIDES)) showClasses(side, logits[side]);
   showVerdict(logits);
+  document.body.dataset.state = "timing"; // predictions are there, times follow
   await showTimes(sides, prepared, outdated);
 }
 
 function showImage(prepared) {
   drawInto(find("original"), image);
   drawInto(find("seen"), prepared);
-  find("original-words").textContent = `as given, ${image.width} × ${image.height}`;
-  find("seen-words").textContent = `as the model sees it, ${prepared.width} × ${prepared.height}`;
+  find("original-words").textContent = `as given, ${measures(image)}`;
+  find("seen-words").textContent = `as the model sees it, ${measures(prepared)}`;
 }
 
 const nameOf = index => labels[index] || String(index);
@@ -145,7 +146,7 @@ function showVerdict({ float, integer }) {
   else say(`They predict different classes: float ${first}, integer ${second}.`, "failed");
   const [p, q] = [float, integer].map(softmax);
   const kl = p.reduce((sum, value, n) => sum + (value > 0 ? value * Math.log(value / q[n]) : 0), 0);
-  find("kl").textContent = kl < 1e-12 ? "0" : kl.toPrecision(2);
+  find("kl").textContent = small(kl);
 }
 
 async function showTimes(sides, prepared, outdated) {
@@ -172,7 +173,7 @@ function showFacts({ metadata, rule, input }) {
   const rows = {
     model: metadata["ptq4vit_onnx.model"],
     weights: metadata["ptq4vit_onnx.weights"],
-    images: `${width} × ${height}, ${channels === 1 ? "grey" : "RGB"}, ${rule.interpolation}, ${rule.crop_mode}, crop ${rule.crop_pct}`,
+    images: `${measures({ width, height })}, ${channels === 1 ? "grey" : "RGB"}, ${rule.interpolation}, ${rule.crop_mode}, crop ${rule.crop_pct}`,
     input: `${(integer?.input ?? input).type} [${(integer?.input ?? input).shape.join(", ")}]`,
     engine: `onnxruntime-web ${ort.env.versions.web}, wasm${crossOriginIsolated ? "" : "; one thread, as the page is not cross-origin isolated"}`,
   };
@@ -181,6 +182,8 @@ function showFacts({ metadata, rule, input }) {
 
 // Words and elements
 
+const small = value => Math.abs(value) < 1e-3 ? value.toExponential(1) : value.toPrecision(2);
+const measures = ({ width, height }) => `${width} × ${height}`.replaceAll(" ", "\u00a0");
 const percent = share => `${(100 * share).toFixed(1)} %`.replace(" ", "\u00a0");
 const megabytes = bytes => `${(bytes / 1e6).toFixed(bytes < 1e7 ? 2 : 1)} MB`;
 const milliseconds = time => `${time < 10 ? time.toFixed(2) : time.toFixed(time < 100 ? 1 : 0)} ms`;
