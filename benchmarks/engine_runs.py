@@ -1,0 +1,166 @@
+"""Engines that run exported files, each in an environment of its own: made where it is missing, kept, used again.
+
+The runners lie in tests/engines/: scripts that need nothing of this package, so that they work next to any version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+
+from ptq4vit_onnx.graph.integer_products import INTEGER_KERNELS, PRODUCT_KERNELS
+from ptq4vit_onnx.plan.plan_json import read_plan
+from ptq4vit_onnx.proof.kernels import audit
+
+Array = np.ndarray[Any, Any]
+Package = Literal["onnxruntime", "openvino", "onnxruntime-web", "onnx"]
+RUNNERS = Path(__file__).resolve().parents[1] / "tests" / "engines"
+NAMES: Mapping[Package, str] = {
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "onnxruntime-web": "onnxruntime-web, wasm in Node",
+    "onnx": "onnx's ReferenceEvaluator",
+}
+LIMIT = 1800  # seconds for one run
+_OPENVINO_PRODUCTS = frozenset({"MatMul", "FullyConnected", "Convolution"})
+_OPENVINO_INTEGERS = frozenset({"i8", "u8"})
+
+
+class Unavailable(Exception):
+    """An engine that cannot be had here, and why."""
+
+
+class Failed(Exception):
+    """An engine that does not load or run a model: the first line of what it says."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A package in one version; "" is the version that this interpreter has."""
+
+    package: Package
+    version: str = ""
+
+    def __str__(self) -> str:
+        return f"{NAMES[self.package]} {self.version or installed(self.package)}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """outputs: [images, ...], the first output. integers, products: how many of the executed products are in integers;
+    both 0 where the engine has no kernels to look at."""
+
+    outputs: Array
+    integers: int
+    products: int
+
+
+def run(engine: Engine, model: Path, images: Path, environments: Path) -> Outcome:
+    """`model` on the images of an .npy file. Raises Unavailable or Failed. environments: where they are kept."""
+    with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as scratch:
+        folder = Path(scratch)
+        if engine.package == "onnxruntime":
+            _call([python_with(engine, environments), RUNNERS / "run_onnxruntime.py", model, images, folder])
+            plan = model.parent / "plan.json"
+            executed = audit(model, read_plan(plan) if plan.is_file() else None, onnx.load(folder / "optimised.onnx"))
+            counts = executed.integers, len(executed.products) + len(executed.floats)
+        elif engine.package == "openvino":
+            _call([python_with(engine, environments), RUNNERS / "run_openvino.py", model, images, folder])
+            counts = _openvino_products(json.loads((folder / "about.json").read_text(encoding="utf-8"))["layers"])
+        elif engine.package == "onnxruntime-web":
+            packages = node_packages(engine, environments)
+            counts = _profiled_products(
+                _call(["node", RUNNERS / "run_web.mjs", packages, model, images, folder])
+            )
+        else:
+            return Outcome(_reference(model, np.load(images)), 0, 0)
+        return Outcome(np.load(folder / "outputs.npy"), *counts)
+
+
+def python_with(engine: Engine, environments: Path) -> Path:
+    """The Python of a virtual environment that has the engine; this interpreter where no version is asked for."""
+    if not engine.version:
+        return Path(sys.executable)
+    folder = environments / f"{engine.package}-{engine.version}"
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    wanted = [f"{engine.package}=={engine.version}", *_beside(engine)]
+    if not (folder / "ready").is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        _install([sys.executable, "-m", "venv", str(folder)], engine)
+        _install([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted], engine)
+        (folder / "ready").touch()
+    return python
+
+
+def _beside(engine: Engine) -> list[str]:
+    """Releases of ONNX Runtime before 1.19 were built for numpy 1 and do not say so."""
+    old = engine.package == "onnxruntime" and tuple(map(int, engine.version.split(".")[:2])) < (1, 19)
+    return ["numpy<2"] if old else []
+
+
+def node_packages(engine: Engine, environments: Path) -> Path:
+    """A folder whose node_modules hold onnxruntime-web."""
+    for program in ("node", "npm"):
+        if shutil.which(program) is None:
+            raise Unavailable(f"{engine}: there is no {program} here")
+    folder = environments / f"{engine.package}-{engine.version}"
+    if not (folder / "ready").is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / "package.json").write_text('{"private": true}', encoding="utf-8")
+        wanted = f"{engine.package}@{engine.version}"
+        _install(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), wanted], engine)
+        (folder / "ready").touch()
+    return folder
+
+
+def _install(command: Sequence[str], engine: Engine) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    if done.returncode:
+        raise Unavailable(f"{engine} cannot be installed: {_said(done)}")
+
+
+def _call(command: Sequence[Any]) -> str:
+    """Standard output of a runner."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=LIMIT)
+    if done.returncode:
+        raise Failed(_said(done))
+    return done.stdout
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    """The line that names the error; else the last one; else, of a process that was killed, its exit code."""
+    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\w*(Error|Exception|NotImplemented|Fail)\b.*:", line)]
+    return (errors or lines or [f"exit code {done.returncode}"])[-1]
+
+
+def _openvino_products(layers: Sequence[Mapping[str, str]]) -> tuple[int, int]:
+    products = [layer for layer in layers if layer["layerType"] in _OPENVINO_PRODUCTS]
+    return sum(layer["runtimePrecision"] in _OPENVINO_INTEGERS for layer in products), len(products)
+
+
+def _profiled_products(profile: str) -> tuple[int, int]:
+    kernels = [event.get("args", {}).get("op_name") for event in json.loads(profile) if event["cat"] == "Node"]
+    return sum(kernel in INTEGER_KERNELS for kernel in kernels), sum(kernel in PRODUCT_KERNELS for kernel in kernels)
+
+
+def _reference(model: Path, images: Array) -> Array:
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(str(model))
+    found: Array = evaluator.run(None, {evaluator.input_names[0]: images})[0]  # type: ignore[index, assignment]
+    return found
