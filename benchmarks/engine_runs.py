@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 
 from ptq4vit_onnx.graph.integer_products import INTEGER_KERNELS, PRODUCT_KERNELS
+from ptq4vit_onnx.output_kinds.metrics import agreement, mean_kl
 from ptq4vit_onnx.plan.plan_json import read_plan
 from ptq4vit_onnx.proof.kernels import audit
 
@@ -35,6 +36,8 @@ NAMES: Mapping[Package, str] = {
     "onnx": "onnx's ReferenceEvaluator",
 }
 LIMIT = 1800  # seconds for one run
+LEAST_AGREEMENT = 98.0  # percent: rounding is a cliff, and two releases of ONNX Runtime agree on about 99
+MOST_KL = 1.1  # times that of the newest ONNX Runtime
 _OPENVINO_PRODUCTS = frozenset({"MatMul", "FullyConnected", "Convolution"})
 _OPENVINO_INTEGERS = frozenset({"i8", "u8"})
 
@@ -66,6 +69,44 @@ class Outcome:
     outputs: Array
     integers: int
     products: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An engine's outputs next to those of the newest ONNX Runtime. identical: percent of images whose outputs are equal
+    to the last bit. agreement: percent of predictions. kl: to the float model; newest_kl: of the newest ONNX Runtime."""
+
+    images: int
+    identical: float
+    agreement: float
+    kl: float
+    newest_kl: float
+
+    @property
+    def kl_ratio(self) -> float:
+        return self.kl / self.newest_kl
+
+    @property
+    def broken(self) -> list[str]:
+        """The limits it breaks, a sentence for each. One image may always differ."""
+        if self.identical == 100:
+            return []
+        least, found = min(LEAST_AGREEMENT, 100 - 100 / self.images), []
+        if not self.agreement >= least:
+            found.append(f"{self.agreement:.1f} % of {self.images} predictions are equal, at least {least:.1f} expected")
+        if not self.kl <= MOST_KL * self.newest_kl:
+            found.append(f"KL is {self.kl:.3g}, at most {MOST_KL} times {self.newest_kl:.3g} expected")
+        return found
+
+
+def compare(outputs: Array, newest: Array, floats: Array) -> Comparison:
+    """outputs [n, classes], of the first n images that `newest` and `floats` were computed for."""
+    count = len(outputs)
+    newest, floats = newest[:count], floats[:count]
+    same = (outputs == newest).reshape(count, -1).all(1)
+    return Comparison(
+        count, 100 * float(same.mean()), agreement(outputs, newest), mean_kl(floats, outputs), mean_kl(floats, newest)
+    )
 
 
 def run(engine: Engine, model: Path, images: Path, environments: Path) -> Outcome:
