@@ -24,12 +24,11 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks import peers, real_data, results
+from benchmarks import nncf_peer, peers, real_data, results
 from ptq4vit_onnx.calibration.calibrate import calibrate
 from ptq4vit_onnx.cli.tables import table
 from ptq4vit_onnx.files.provenance import versions
 from ptq4vit_onnx.float_export.exporter import export_float
-from ptq4vit_onnx.graph.model_file import read_model_file
 from ptq4vit_onnx.graph.model_proto import load, save_model
 from ptq4vit_onnx.images.loading import ImageSet, load_images
 from ptq4vit_onnx.model_loading.load import LoadedModel, fingerprint_of
@@ -144,9 +143,9 @@ def files_side_by_side(parsed: argparse.Namespace, folder: Path) -> list[dict[st
         files = {"float": subject.float_path}
         files |= {f"W{bits}A{bits}": quantised(subject, bits) for bits in parsed.bits}
         if parsed.nncf_venv is not None:
-            python = peers.nncf_environment(parsed.nncf_venv)
-            title = f"NNCF {peers.nncf_version(python)} W8A8"
-            files[title] = peers.nncf_file(python, read_model_file(subject.float_path), subject.calibration, folder)
+            python = nncf_peer.environment(parsed.nncf_venv)
+            title, target = f"NNCF {nncf_peer.version(python)} W8A8", folder / f"{name}.nncf.onnx"
+            files[title] = nncf_peer.quantize(python, subject.float_path, subject.calibration.images, target)
         rows += judged(subject, files)
     return rows
 

@@ -12,21 +12,17 @@ every kernel that ONNX Runtime runs for it is an integer kernel. Speed: runs of 
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks import real_data
+from benchmarks import nncf_peer, real_data
+from benchmarks.nncf_peer import say
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.evaluation.evaluate import Evaluation, evaluate_files
 from ptq4vit_onnx.graph.model_file import ModelFile, read_model_file, require_reference_of
@@ -44,20 +40,6 @@ COLUMNS = ("model", "tool", "top-1 %", "drop", "agreement %", "KL", "products in
 OURS = "ptq4vit-onnx"
 # Which of quantize_static's settings is best on which model; static_peer says what they are.
 BEST_STATIC = {"vit_t": "ort-static-percentile", "deit_t": "ort-static-minmax"}
-NNCF_PACKAGES = ("nncf", "onnx", "onnxruntime")
-# Runs in NNCF's environment, where this repository is not installed. Everything not given is NNCF's default.
-NNCF_SCRIPT = """
-import sys
-import numpy, onnx, nncf
-source, images, target = sys.argv[1:]
-model = onnx.load(source)
-name = model.graph.input[0].name
-batches = [{name: image[None]} for image in numpy.load(images)]
-made = nncf.quantize(
-    model, nncf.Dataset(batches), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(batches)
-)
-onnx.save(made, target)
-"""
 
 
 @dataclass(frozen=True)
@@ -94,8 +76,9 @@ def rows(name: str, parsed: argparse.Namespace, folder: Path) -> list[Peer]:
     if "static" not in parsed.without:
         files |= static_files(name, reference, images, folder)
     if "nncf" not in parsed.without:
-        python = nncf_environment(parsed.nncf_venv)
-        files[f"NNCF {nncf_version(python)}"] = nncf_file(python, reference, images, folder)
+        python = nncf_peer.environment(parsed.nncf_venv)
+        target = folder / f"{reference.model}.nncf.onnx"
+        files[f"NNCF {nncf_peer.version(python)}"] = nncf_peer.quantize(python, reference.path, images.images, target)
     return measure(files, reference, parsed)
 
 
@@ -156,43 +139,6 @@ def static_files(name: str, reference: ModelFile, images: ImageSet, folder: Path
             quantize_static_peer(reference.path, images.images, path, PEERS[setting])
         made[f"quantize_static, {title}"] = path
     return made
-
-
-def nncf_environment(folder: Path) -> Path:
-    """The Python of NNCF's own environment, made and filled where it is missing."""
-    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if not python.is_file():
-        say(f"making a virtual environment in {folder}")
-        venv.create(folder, with_pip=True)
-    if subprocess.run([python, "-c", "import nncf"], capture_output=True).returncode:
-        say(f"installing {', '.join(NNCF_PACKAGES)} into {folder}")
-        run_in(python, ["-m", "pip", "install", "--quiet", *NNCF_PACKAGES], "cannot install NNCF")
-    return python
-
-
-def nncf_version(python: Path) -> str:
-    return run_in(python, ["-c", "from importlib.metadata import version; print(version('nncf'))"], "no NNCF")
-
-
-def nncf_file(python: Path, reference: ModelFile, images: ImageSet, folder: Path) -> Path:
-    say("NNCF")
-    calibration, target = folder / "calibration.npy", folder / f"{reference.model}.nncf.onnx"
-    np.save(calibration, images.images)
-    run_in(python, ["-c", NNCF_SCRIPT, reference.path, calibration, target], "NNCF failed")
-    return target
-
-
-def run_in(python: Path, arguments: list[Any], failure: str) -> str:
-    """What the command prints; where it fails, one line and the way on."""
-    done = subprocess.run([python, *map(str, arguments)], capture_output=True, text=True)
-    if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
-        raise SystemExit(f"{failure} in {python.parent.parent}: {last}; mend it, or leave it out by --without nncf")
-    return done.stdout.strip()
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def bar(items: Iterable[Any], title: str) -> Iterable[Any]:

@@ -1,16 +1,22 @@
-"""How fast the integer models are: next to their float model, and to `quantize_static` of the same float model.
+"""How fast the integer models are: next to their float model, and to what peers make of the same float model.
 
-    python benchmarks/speed.py [--model deit_t deit_s deit_b swin_t] [--variant both/w6a6 static ...]
-                               [--threads 1 2] [--batch 1 8] [--runs 15] [--keep DIR] [--profile VARIANT]
+    python benchmarks/speed.py [--model deit_t deit_s deit_b swin_t] [--variant both/w6a8 static ...]
+                               [--threads 1 2] [--batch 1 8] [--runs 15] [--seconds N] [--keep DIR] [--profile VARIANT]
+    python benchmarks/speed.py --nncf-venv DIR --variant auto/w8a8 nncf openvino:float openvino:auto/w8a8 openvino:nncf
     python benchmarks/speed.py --real [--model vit_t deit_t] [--limit 1000]
 
 Weights are random, which kernels' times do not depend on, and calibration is cut short: every scale
 just covers the largest value on two made-up images. So the forms that `auto` takes are no model's of any use; how many
-sites took which is printed. All files of a model are timed in turns, in one process, with sleeping
-threads; times are medians and quartiles. Every file is proven before it is timed: all products on integer kernels,
-none can saturate, and each equals integer arithmetic on two images. --keep DIR: where files stay, and are taken from.
+sites took which is printed. All files of a model are timed in turns, in one process, with sleeping threads; times are
+medians and quartiles. Where a model had two modes (ptq4vit_onnx/runtime/modes.py) they are the fast one's, and the
+slow one stands beside. Rows go to benchmarks/results/speed_*.json.
+Every file of ours is proven before it is timed: all products on integer kernels, none can saturate, and each equals
+integer arithmetic on two images. --keep DIR: where files stay, and are taken from.
 Our files leave out rows that the head does not read (DropUnreadRows), the float file and `quantize_static` do not:
 `float-rows` is the float model with the same rows left out, so float over float-rows is what that alone gains.
+Peers: `static` is ONNX Runtime's quantize_static. `nncf` is NNCF's, made of the ONNX file; NNCF runs in the environment
+that --nncf-venv names. `openvino:` before a variant runs it in OpenVINO, in the same turns. `openvino:nncf` is what
+NNCF makes of OpenVINO's form of the model. What stays in float is computed in float32 in both engines.
 Figures for AVX2 without VNNI from a newer CPU: benchmarks/avx2_runtime.py.
 --real: trained weights, calibrated in full on 32 photos (benchmarks/real_data.py), so that `auto` takes what it takes
 for users; top-1 and agreement with float, of validation photos through the very files, stand beside the times.
@@ -31,7 +37,8 @@ import onnx_graphsurgeon as gs
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks import avx2_runtime, real_data
+from benchmarks import avx2_runtime, nncf_peer, real_data
+from benchmarks.speed_rows import STATIC, heading, keep, line, result_name, rows_of
 from ptq4vit_onnx.calibration.calibrate import plan_site
 from ptq4vit_onnx.files.provenance import versions
 from ptq4vit_onnx.float_export.exporter import export_float
@@ -53,8 +60,9 @@ from ptq4vit_onnx.proof.kernels import audit
 from ptq4vit_onnx.proof.prove import quantize_model
 from ptq4vit_onnx.proof.site_parity import check_sites, require_exact
 from ptq4vit_onnx.runtime import process
-from ptq4vit_onnx.runtime.bench import Timing, bench, profile
+from ptq4vit_onnx.runtime.bench import bench, profile
 from ptq4vit_onnx.runtime.cpu import cpu_features
+from ptq4vit_onnx.runtime.engines import Opened, open_model
 from ptq4vit_onnx.runtime.session import optimised_model, run
 from ptq4vit_onnx.studies.peers import quantize_static_peer
 
@@ -62,11 +70,14 @@ IMAGES = 2
 FOLD = 3
 MODELS = ("deit_t", "deit_s", "deit_b", "swin_t")
 TWINS = ("auto", "both", "softmax", "none")
-WIDTHS = (8, 6, 4)
-FLOAT, ROWS, STATIC = "float", "float-rows", "static"
-UNPLANNED = (ROWS, STATIC)
-VARIANTS = (*(f"{twin}/w{bits}a{bits}" for bits in WIDTHS for twin in TWINS), *UNPLANNED)
-COLUMNS = ("model", "threads", "batch", "ms", "quartiles", "x float", "x quantize_static")
+WIDTHS = ("w8a8", "w6a6", "w4a4")
+SMALLER_WEIGHTS = ("w6a8", "w4a8")
+FLOAT, ROWS, NNCF = "float", "float-rows", "nncf"
+UNPLANNED = (FLOAT, ROWS, STATIC, NNCF)
+DEFAULT = (*(f"{twin}/{width}" for width in WIDTHS for twin in TWINS), ROWS, STATIC)
+VARIANTS = (*DEFAULT, *(f"{twin}/{width}" for width in SMALLER_WEIGHTS for twin in TWINS), NNCF)
+OPENVINO = "openvino:"
+KNOWN = (*VARIANTS, *(f"{OPENVINO}{variant}" for variant in (FLOAT, *VARIANTS)))
 ACCURACY = ("top-1", "agreement")
 
 
@@ -81,21 +92,33 @@ class Subject:
 
     @property
     def float_path(self) -> Path:
-        return self.folder / "float.onnx"
+        return self.path(FLOAT)
 
     def path(self, variant: str) -> Path:
-        return self.folder / f"{variant.replace('/', '-')}.onnx"
+        """both/w6a6 and openvino:both/w6a6 are one file; openvino:nncf is a file of its own."""
+        suffix = nncf_peer.OPENVINO_SUFFIX if variant == OPENVINO + NNCF else ".onnx"
+        return self.folder / f"{file_of(variant).replace('/', '-')}{suffix}"
 
     def plan(self, variant: str) -> ScalePlan:
         return read_plan(self.path(variant).with_suffix(".json"))
 
 
+def file_of(variant: str) -> str:
+    """openvino:both/w6a6 -> both/w6a6"""
+    return variant.removeprefix(OPENVINO)
+
+
+def planned(variants: Sequence[str]) -> list[str]:
+    """Those that this tool makes, whichever engines they run in, each once."""
+    return [item for item in dict.fromkeys(map(file_of, variants)) if item not in UNPLANNED]
+
+
 def options_of(variant: str, real: bool) -> Options:
-    """both/w6a6 -> twins on both, six bits; not real: one candidate for each scale."""
+    """both/w6a8 -> twins on both, weights of six bits; not real: one candidate for each scale."""
     twin, _, width = variant.partition("/")
-    bits = int(width[1])
+    weights, activations = int(width[1]), int(width[3])
     short: dict[str, Any] = {} if real else {"images": IMAGES, "candidates": 1, "beta": 1.0, "rounds": 1}
-    return Options(twin=twin, weight_bits=bits, activation_bits=bits, **short)  # type: ignore[arg-type]
+    return Options(twin=twin, weight_bits=weights, activation_bits=activations, **short)  # type: ignore[arg-type]
 
 
 def open_subject(name: str, folder: Path, real: bool = False) -> Subject:
@@ -110,16 +133,26 @@ def open_subject(name: str, folder: Path, real: bool = False) -> Subject:
 def build(subject: Subject, variants: Sequence[str]) -> None:
     """Write what is missing: float.onnx, a plan and a model per variant, the cut float one, quantize_static's."""
     module, pixels = subject.model.module, torch.from_numpy(subject.images.images)
+    files = set(map(file_of, variants))
     if not subject.float_path.is_file():
         save_model(export_float(subject.model, discover(module, pixels[:1])), subject.float_path)
-    planned = [variant for variant in variants if variant not in UNPLANNED and not subject.path(variant).is_file()]
-    calibrate(subject, [item for item in planned if not subject.path(item).with_suffix(".json").is_file()])
-    for variant in planned:
+    missing = [variant for variant in planned(variants) if not subject.path(variant).is_file()]
+    calibrate(subject, [item for item in missing if not subject.path(item).with_suffix(".json").is_file()])
+    for variant in missing:
         quantize_model(load_file(subject.float_path), subject.plan(variant), subject.path(variant))
-    if ROWS in variants and not subject.path(ROWS).is_file():
+    if ROWS in files and not subject.path(ROWS).is_file():
         save_model(cut_rows(load_file(subject.float_path)), subject.path(ROWS))
-    if STATIC in variants and not subject.path(STATIC).is_file():
+    if STATIC in files and not subject.path(STATIC).is_file():
         quantize_static_peer(subject.float_path, subject.images.images, subject.path(STATIC))
+
+
+def build_nncf(subject: Subject, variants: Sequence[str], environment: Path | None) -> None:
+    """Write what is missing of NNCF's files."""
+    for variant in [item for item in variants if file_of(item) == NNCF and not subject.path(item).is_file()]:
+        if environment is None:
+            raise SystemExit(f"{variant} needs a folder for NNCF's environment: give --nncf-venv DIR, or leave it out")
+        python = nncf_peer.environment(environment)
+        nncf_peer.quantize(python, subject.float_path, subject.images.images, subject.path(variant))
 
 
 def cut_rows(float_model: Any) -> Any:
@@ -171,35 +204,33 @@ def forms(plan: ScalePlan) -> str:
 _WORDS = {"Uniform": "symmetric", "Affine": "affine", "TwinSoftmax": "twin", "TwinGelu": "twin"}
 
 
-def accuracies(subject: Subject, files: Mapping[str, Path], limit: int | None) -> dict[str, tuple[str, ...]]:
+def accuracies(subject: Subject, files: Mapping[str, Opened], limit: int | None) -> dict[str, dict[str, float]]:
     """Top-1 and agreement with the first file, which is float, of the validation photos; nothing for random weights."""
     if not subject.real:
         return {}
     photos = real_data.validation_images(subject.model, FOLD, limit)
     assert photos.labels is not None
-    logits = {label: run(path, photos.images) for label, path in files.items()}
+    logits = {label: run(open_model(file.path, file.engine), photos.images) for label, file in files.items()}
     reference = next(iter(logits.values()))
     return {
-        label: (f"{metrics.top1(found, photos.labels):.1f}", f"{metrics.agreement(found, reference):.1f}")
+        label: dict(
+            zip(ACCURACY, (metrics.top1(found, photos.labels), metrics.agreement(found, reference)), strict=True)
+        )
         for label, found in logits.items()
     }
 
 
-def print_rows(name: str, timings: Sequence[Timing], accuracy: Mapping[str, tuple[str, ...]]) -> None:
-    """Rows of one setting: timings of all files, the float one first."""
-    static = next((timing.median for timing in timings if timing.model == STATIC), None)
-    for timing in timings:
-        label = "quantize_static u8s8" if timing.model == STATIC else timing.model.replace("/", ", ")
-        against = "" if static is None else f"{static / timing.median:.2f}"
-        quartiles = f"{timing.low:.1f} .. {timing.high:.1f}"
-        cells = (f"{name} {label}", str(timing.threads), str(timing.batch), f"{timing.median:.1f}", quartiles,
-                 f"{timing.speed:.2f}", against, *accuracy.get(timing.model, ()))  # fmt: skip
-        print("| " + " | ".join(cells) + " |", flush=True)
+def opened(subject: Subject, variants: Sequence[str]) -> dict[str, Opened]:
+    """By variant its file and engine, the float model in ONNX Runtime first."""
+    return {
+        item: Opened(subject.path(item), "openvino" if item.startswith(OPENVINO) else "onnxruntime")
+        for item in dict.fromkeys((FLOAT, *variants))
+    }
 
 
 def print_profile(subject: Subject, variants: Sequence[str], runs: int) -> None:
     """Milliseconds per run by operation, one column per file."""
-    files: Mapping[str, Path] = {item: subject.float_path if item == FLOAT else subject.path(item) for item in variants}
+    files: Mapping[str, Path] = {item: subject.path(item) for item in variants}
     profiles = {item: profile(path, runs=runs) for item, path in files.items()}
     operations = dict.fromkeys(op for found in profiles.values() for op in found.by_op)
     print("\n| ms per run | " + " | ".join(profiles) + " |\n|" + "---|" * (len(profiles) + 1))
@@ -211,28 +242,38 @@ def print_profile(subject: Subject, variants: Sequence[str], runs: int) -> None:
 def measure(name: str, parsed: argparse.Namespace, folder: Path) -> None:
     subject, variants = open_subject(name, folder / name, parsed.real), parsed.variant
     build(subject, variants)
-    for variant in [item for item in variants if item not in UNPLANNED]:
+    build_nncf(subject, variants, parsed.nncf_venv)
+    for variant in planned(variants):
         proof = "not proven" if parsed.unproven else prove(subject, variant)
         print(f"{name} {variant}: {forms(subject.plan(variant))}; {proof}", flush=True)
     if parsed.profile:
         print_profile(subject, parsed.profile, parsed.runs)
-    files = {FLOAT: subject.float_path, **{variant: subject.path(variant) for variant in variants}}
+    files = opened(subject, variants)
     accuracy = accuracies(subject, files, parsed.limit)
-    columns = COLUMNS + (ACCURACY if accuracy else ())
-    print("\n| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
+    more = ACCURACY if accuracy else ()
+    print(f"\n{heading(more)}")
     for threads in parsed.threads:
         for batch in parsed.batch:
-            print_rows(name, bench(files, [threads], [batch], parsed.runs).timings, accuracy)
+            timings = bench(files, [threads], [batch], parsed.runs, seconds=parsed.seconds).timings
+            rows = rows_of(name, timings, accuracy)
+            print("\n".join(line(row, more) for row in rows), flush=True)
+            keep(parsed.results or result_name(parsed.real), rows, runs=parsed.runs, seconds=parsed.seconds)
     print(flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", help=f"{' '.join(MODELS)}; with --real: {' '.join(real_data.WEIGHTS)}")
-    parser.add_argument("--variant", nargs="+", default=list(VARIANTS), choices=VARIANTS, metavar="VARIANT")
+    parser.add_argument("--variant", nargs="+", default=list(DEFAULT), choices=KNOWN, metavar="VARIANT",
+                        help=f"any of {', '.join((*VARIANTS, OPENVINO + 'VARIANT'))}")  # fmt: skip
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--seconds", type=float, help="to spread a setting's rounds over (20 with several threads)")
+    parser.add_argument(
+        "--results", metavar="NAME", help="benchmarks/results/NAME.json (speed_vnni, speed_avx2_real, ..)"
+    )
+    parser.add_argument("--nncf-venv", type=Path, metavar="DIR", help="a folder for NNCF's environment")
     parser.add_argument("--keep", type=Path, help="folder of the files; without it they are made anew and dropped")
     parser.add_argument("--profile", nargs="+", default=[], choices=(FLOAT, *VARIANTS), metavar="VARIANT")
     parser.add_argument("--unproven", action="store_true", help="leave out the proof, which takes longer than the rest")

@@ -10,6 +10,7 @@ MAX_THREADS = 1024
 MAX_BATCH = 4096  # images of 224 x 224 pixels: 2.5 GB before the first layer
 MAX_SIDE = 2**14  # of an image, in pixels
 MAX_RUNS = 10**6
+MAX_SECONDS = 24 * 60 * 60
 MAX_CLASSES = 10**6
 MAX_COUNT = 10**9  # of anything else: beyond it lengths do not fit, and nobody waits for the end
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ptq4vit_onnx.limits import MAX_BATCH, MAX_COUNT, MAX_RUNS, MAX_THREADS
+from ptq4vit_onnx.limits import MAX_BATCH, MAX_COUNT, MAX_RUNS, MAX_SECONDS, MAX_THREADS
 from ptq4vit_onnx.runtime.engines import ENGINES, EngineName
 
 One = TypeVar("One")
@@ -40,6 +40,10 @@ def batch_size(text: str) -> int:
 
 def run_count(text: str) -> int:
     return _whole(text, 1, MAX_RUNS)
+
+
+def second_count(text: str) -> int:
+    return _whole(text, 0, MAX_SECONDS)
 
 
 def several(kind: Callable[[str], One]) -> Callable[[str], tuple[One, ...]]:

@@ -9,13 +9,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ptq4vit_onnx.cli.arguments import Outcome, add_images, batch_size, engine_name, run_count, several, thread_count
+from ptq4vit_onnx.cli.arguments import (
+    Outcome,
+    add_images,
+    batch_size,
+    engine_name,
+    run_count,
+    second_count,
+    several,
+    thread_count,
+)
 from ptq4vit_onnx.cli.tables import shown, table
 from ptq4vit_onnx.errors import UserError
 
 if TYPE_CHECKING:
     from ptq4vit_onnx.progress import Progress
-    from ptq4vit_onnx.runtime.bench import BenchResult, Profile
+    from ptq4vit_onnx.runtime.bench import BenchResult, Profile, Timing
     from ptq4vit_onnx.studies.peers import JudgedModel
 
 PEER_NAMES = (
@@ -24,17 +33,29 @@ PEER_NAMES = (
     "ort-static-percentile",
 )  # the keys of studies.peers.PEERS, which imports ONNX
 SITES_SHOWN = 15
+CORES = "busy cores"
+SLOW_COLUMNS = ("runs fast / slow", "slow ms", "slow quartiles", "slow speed", "slow cores")
+TWO_MODES = (
+    "Some models had two speeds: their threads were on processors of their own, or shared one, for a while each.\n"
+    "Median, quartiles, speed and busy cores are of the fast mode, the columns behind them of the slow one."
+)
 
 
 def add_bench(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench", help="speed of ONNX models, side by side",
-        description="Interleaved runs; medians, quartiles, and the speed relative to the first model.",
+        description="Interleaved runs; medians, quartiles, and the speed relative to the first model. With several "
+        "threads a model may have two speeds for seconds or minutes each: then both modes are shown, and a speed "
+        "compares times of the same mode.",
     )  # fmt: skip
     parser.add_argument("model", nargs="+", type=Path, metavar="MODEL", help="ONNX files; the first is 1x")
     parser.add_argument("--threads", type=several(thread_count), default=(1,), metavar="N,N", help="(1)")
     parser.add_argument("--batch", type=several(batch_size), default=(1,), metavar="N,N", help="images at once (1)")
     parser.add_argument("--runs", type=run_count, default=20, metavar="N", help="per model and setting (20)")
+    parser.add_argument(
+        "--seconds", type=second_count, metavar="N",
+        help="spread the rounds of a setting over so long (20 with several threads, else 0)",
+    )  # fmt: skip
     parser.add_argument(
         "--engine", type=several(engine_name), default=("onnxruntime",), metavar="NAME,NAME",
         help="onnxruntime, openvino; every model in each of them (onnxruntime)",
@@ -65,7 +86,8 @@ def run_bench(parsed: argparse.Namespace, progress: Progress) -> Outcome:
         judged: list[JudgedModel] = []
         if any((parsed.against, parsed.data, parsed.reference, parsed.where, parsed.images)):
             calibrated_on, judged = _judge(parsed, models, Path(folder), progress)
-        result = bench(models, parsed.threads, parsed.batch, parsed.runs, progress=progress, engines=parsed.engine)
+        settings = (parsed.threads, parsed.batch, parsed.runs)
+        result = bench(models, *settings, progress=progress, engines=parsed.engine, seconds=parsed.seconds)
         first = (parsed.threads[0], parsed.batch[0])
         profiled = in_engines(models, parsed.engine) if parsed.profile else {}
         profiles = {name: profile(item.path, *first, engine=item.engine) for name, item in profiled.items()}
@@ -115,6 +137,8 @@ def _parts(
     calibrated_on: str, setting: tuple[int, int],
 ) -> list[str]:  # fmt: skip
     parts = [f"measured on {result.cpu}", table(_timing_rows(result))]
+    if any(timing.modes for timing in result.timings):
+        parts.append(TWO_MODES)
     if judged:
         parts.append(table(_judged_rows(judged)))
     if calibrated_on:
@@ -123,12 +147,31 @@ def _parts(
 
 
 def _timing_rows(result: BenchResult) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [("model", "threads", "batch", "median ms", "quartiles", "speed")]
+    """Processors in use are told where there are several threads, the slow mode where there is one."""
+    several = any(timing.threads > 1 for timing in result.timings)
+    two = any(timing.modes for timing in result.timings)
+    more = (CORES,) * several + SLOW_COLUMNS * two
+    rows = [("model", "threads", "batch", "median ms", "quartiles", "speed", *more)]
     for timing in result.timings:
         quartiles = f"{timing.low:.2f} .. {timing.high:.2f}"
         setting = (str(timing.threads), str(timing.batch))
-        rows.append((timing.model, *setting, f"{timing.median:.2f}", quartiles, f"{timing.speed:.2f}x"))
+        cells = (timing.model, *setting, f"{timing.median:.2f}", quartiles, f"{timing.speed:.2f}x")
+        rows.append((*cells, *(shown(timing.cores, ".1f"),) * several, *_slow_cells(timing) * two))
     return rows
+
+
+def _slow_cells(timing: Timing) -> tuple[str, ...]:
+    if not timing.modes:
+        return ("",) * len(SLOW_COLUMNS)
+    fast, slow = timing.modes
+    shares = f"{fast.share:.0%} / {slow.share:.0%}"
+    return (
+        shares,
+        f"{slow.median:.2f}",
+        f"{slow.low:.2f} .. {slow.high:.2f}",
+        f"{slow.speed:.2f}x",
+        f"{slow.cores:.1f}",
+    )
 
 
 def _judged_rows(judged: Sequence[JudgedModel]) -> list[tuple[str, ...]]:

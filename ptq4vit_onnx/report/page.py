@@ -154,7 +154,9 @@ def _latency(latency: BenchResult) -> list[Tile]:
         return []
     threads = "1 thread" if own.threads == 1 else f"{own.threads} threads"
     note = f"{own.speed:.2f}× as fast as {first.model} ({first.median:.2f} ms); "
-    return [Tile("Latency", f"{own.median:.2f} ms", f"{note}{threads}, batch {own.batch}; {latency.cpu}")]
+    return [
+        Tile("Latency", f"{own.median:.2f} ms", f"{note}{threads}, batch {own.batch}; {latency.cpu}{own.modes_note}")
+    ]
 
 
 def _facts(report: Report) -> list[Facts]:

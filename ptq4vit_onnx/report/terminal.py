@@ -85,5 +85,5 @@ def _latency(latency: BenchResult) -> str:
     return (
         f"{after.median:.1f} ms ({after.low:.1f} .. {after.high:.1f}), float {before.median:.1f} ms "
         f"({before.low:.1f} .. {before.high:.1f}): {after.speed:.2f}x, one thread, batch {after.batch}, on "
-        f"{latency.cpu}"
+        f"{latency.cpu}{after.modes_note}"
     )

@@ -7,6 +7,8 @@ session        ONNX Runtime: sessions, inference over batches, the graph that is
 feeding        images as a model file takes them: normalised floats, or bytes
 inner_tensors  tensors inside a model, as ONNX Runtime computes them
 bench          interleaved timing of models, and profiles
+schedule       when the rounds of a measurement take place
+modes          the fast and the slow mode of a machine told apart
 cpu            the CPU's features that decide the speed of integer kernels
 process        how threads wait and freed memory is kept
 quiet          libraries kept from logging, and their settings restored

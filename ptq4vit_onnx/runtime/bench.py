@@ -1,7 +1,8 @@
 """How fast models run, measured so that the figures can be compared: interleaved, in one process, medians.
 
 A machine's speed drifts. So all models take turns, run by run, and their threads sleep between runs; a ratio
-then compares what happened within the same seconds.
+then compares what happened within the same seconds. With several threads a model may have two speeds, each for
+seconds or minutes (runtime/modes.py): there the rounds are spread over time, and both modes are reported.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from ptq4vit_onnx.graph.integer_products import parse_name
 from ptq4vit_onnx.graph.model_proto import Array
 from ptq4vit_onnx.progress import Progress, silent, ticks
 from ptq4vit_onnx.runtime.cpu import cpu_features
-from ptq4vit_onnx.runtime.engines import EngineName, in_engines, open_model, require_engine, require_runs_in
+from ptq4vit_onnx.runtime.engines import EngineName, Opened, in_engines, open_model, require_engine, require_runs_in
+from ptq4vit_onnx.runtime.modes import Mode, Run, modes_of
 from ptq4vit_onnx.runtime.runner import BYTES, Runner
+from ptq4vit_onnx.runtime.schedule import Schedule, schedule
 from ptq4vit_onnx.runtime.session import execute, image_input, session, static_batch
 
 
@@ -32,6 +35,8 @@ class Timing:
     """One model at one setting. Times in milliseconds per run; low and high are the quartiles.
 
     speed: the first model's median over this one's, so above 1 is faster than the first.
+    modes: the fast and the slow one where there were two; all other figures are then the fast one's.
+    cores: how many processors were busy during a run; far below `threads`, several threads shared one.
     """
 
     model: str
@@ -42,12 +47,25 @@ class Timing:
     high: float
     runs: int
     speed: float
+    modes: tuple[Mode, ...] = ()
+    cores: float | None = None
 
     def __str__(self) -> str:
         quartiles = f"{self.low:.2f}-{self.high:.2f}"
         return (
             f"{self.model}: {self.median:.2f} ms ({quartiles}), {self.speed:.2f}x, "
-            f"{self.threads} threads, batch {self.batch}"
+            f"{self.threads} threads, batch {self.batch}{self.modes_note}"
+        )
+
+    @property
+    def modes_note(self) -> str:
+        """What stands behind the figures where there are two modes; empty where there is one."""
+        if not self.modes:
+            return ""
+        fast, slow = self.modes
+        return (
+            f"; fast mode, {fast.share:.0%} of the runs (slow mode: {slow.median:.2f} ms, "
+            f"{slow.low:.2f} .. {slow.high:.2f}, {slow.speed:.2f}x)"
         )
 
 
@@ -80,29 +98,35 @@ class Profile:
 
 
 def bench(
-    models: Mapping[str, Path],
+    models: Mapping[str, Path | Opened],
     threads: Sequence[int] = (1,),
     batches: Sequence[int] = (1,),
     runs: int = 20,
     warmup: int = 3,
     progress: Progress = silent,
     engines: Sequence[EngineName] = ("onnxruntime",),
+    seconds: float | None = None,
 ) -> BenchResult:
-    """Time all models in all engines at each number of threads and batch size. models: name -> file.
+    """Time all models at each number of threads and batch size. The first model in the first engine is 1x.
 
-    The first model in the first engine is 1x.
+    models: name -> file, which is run in all `engines`, or -> file and engine, which is run in that one.
+    seconds: how long the rounds of one setting are spread; None: 20 with several threads, else not at all.
     """
     if not models:
         raise UserError("no models to measure, expected at least one")
     _require_positive(runs=runs, threads=min(threads), batch=min(batches))
     timings: list[Timing] = []
-    entrants = in_engines(models, engines)
-    tick = ticks(progress, runs * len(entrants) * len(threads) * len(batches), "measuring")
+    entrants: dict[str, Opened] = {}
+    for name, model in models.items():
+        entrants |= {name: model} if isinstance(model, Opened) else in_engines({name: model}, engines)
+    schedules = {count: schedule(runs, count, seconds) for count in threads}
+    rounds = sum(planned.rounds for planned in schedules.values())
+    tick = ticks(progress, rounds * len(entrants) * len(batches), "measuring")
     for count in threads:
         sessions = {name: open_model(item.path, item.engine, count) for name, item in entrants.items()}
         for batch in batches:
             feeds = {name: _feed(name, runner, batch) for name, runner in sessions.items()}
-            times = _interleaved(sessions, feeds, runs, warmup, tick)
+            times = _interleaved(sessions, feeds, schedules[count], warmup, tick)
             timings += _timings(times, count, batch)
     return BenchResult(tuple(timings), str(cpu_features()))
 
@@ -191,29 +215,41 @@ def _largest_first(times: Mapping[str, float]) -> dict[str, float]:
 def _interleaved(
     sessions: Mapping[str, Runner],
     feeds: Mapping[str, dict[str, Array]],
-    runs: int,
+    planned: Schedule,
     warmup: int,
     tick: Callable[[int], None],
-) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in sessions}
-    for turn in range(warmup + runs):
+) -> dict[str, list[Run]]:
+    """A run of each model in each round."""
+    done: dict[str, list[Run]] = {name: [] for name in sessions}
+    *_, last = sessions
+    for _ in range(warmup):
         for name, runner in sessions.items():
-            start = time.perf_counter()
             execute(runner, feeds[name])
-            elapsed = time.perf_counter() - start
-            if turn >= warmup:
-                times[name].append(elapsed * 1000)
-        if turn >= warmup:
-            tick(len(sessions))
-    return times
+    start, rounds = time.perf_counter(), 0
+    while not planned.is_over(start, rounds):
+        if planned.wait(start, rounds):
+            execute(sessions[last], feeds[last])  # else the first model alone would wake the processor up
+        for name, runner in sessions.items():
+            done[name].append(_timed(runner, feeds[name]))
+        rounds += 1
+        tick(len(sessions))
+    tick(len(sessions) * (planned.rounds - rounds))
+    return done
 
 
-def _timings(times: Mapping[str, list[float]], threads: int, batch: int) -> list[Timing]:
-    first = float(np.median(next(iter(times.values()))))
+def _timed(runner: Runner, feed: dict[str, Array]) -> Run:
+    start, busy = time.perf_counter(), time.process_time()
+    execute(runner, feed)
+    seconds, busy = time.perf_counter() - start, time.process_time() - busy
+    return Run(1000 * seconds, busy / seconds)
+
+
+def _timings(runs: Mapping[str, list[Run]], threads: int, batch: int) -> list[Timing]:
     found = []
-    for name, values in times.items():
-        low, median, high = (float(value) for value in np.percentile(values, (25, 50, 75)))
-        found.append(Timing(name, threads, batch, median, low, high, len(values), first / median))
+    for name, modes in modes_of(runs).items():
+        fast = modes[0]
+        figures = (fast.median, fast.low, fast.high, fast.runs, fast.speed)
+        found.append(Timing(name, threads, batch, *figures, modes if len(modes) > 1 else (), fast.cores))
     return found
 
 

@@ -16,7 +16,9 @@ from ptq4vit_onnx.cli import main as cli
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.graph.model_file import ModelFile, read_model_file
 from ptq4vit_onnx.images.stream import ImageSource
+from ptq4vit_onnx.runtime.bench import BenchResult, Timing
 from ptq4vit_onnx.runtime.cpu import cpu_features
+from ptq4vit_onnx.runtime.modes import Mode
 from ptq4vit_onnx.studies.peers import PEERS, calibration_images
 
 
@@ -29,7 +31,7 @@ def measured(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, A
 
 def test_every_model_is_measured_at_every_setting(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(exported / "float.onnx"), str(exported / "model.onnx")]
-    data = measured(capsys, *paths, "--threads", "1,2", "--batch", "1,3")
+    data = measured(capsys, *paths, "--threads", "1,2", "--batch", "1,3", "--seconds", 0)
     settings = [(item["threads"], item["batch"], item["model"]) for item in data["timings"]]
     assert settings == [(threads, batch, path) for threads in (1, 2) for batch in (1, 3) for path in paths]
     assert all(item["speed"] == 1.0 for item in data["timings"] if item["model"] == paths[0])
@@ -93,6 +95,8 @@ def test_a_model_without_metadata_can_be_timed_but_not_judged(
         (["--threads", "1,99999999999999"], "--threads: expected a whole number of at most 1024, got 99999999999999"),
         (["--batch", "100000000"], "--batch: expected a whole number of at most 4096, got 100000000"),
         (["--runs", "9999999999999999"], "--runs: expected a whole number of at most 1000000, got 9999999999999999"),
+        (["--seconds", "-1"], "--seconds: expected a whole number of at least 0, got -1"),
+        (["--seconds", "99999999"], "--seconds: expected a whole number of at most 86400, got 99999999"),
         (["--images", "9" * 5000], "--images: expected a whole number"),
         (["--against", "nncf"], "invalid choice: 'nncf'"),
         (["--data", "absent"], "does not exist"),
@@ -135,3 +139,29 @@ def test_peers_of_a_model_without_images_are_calibrated_on_built_in_photos_if_it
     assert images.built_in and len(images) == 32 and images.source.startswith("the built-in photos (")
     with pytest.raises(UserError, match="it takes 1 channels and the built-in photos have 3; give --data"):
         calibration_images(ModelFile(known.path, "deit_t", "", known.preprocessing), ImageSource())
+
+
+TWO = (Mode(10.0, 9.5, 10.5, 30, 0.6, 1.9, 1.5), Mode(20.0, 19.0, 21.0, 20, 0.4, 1.0, 1.1))
+
+
+def test_the_slow_mode_has_columns_only_where_there_is_one() -> None:
+    one = Timing("float", 1, 1, 30.0, 29.0, 31.0, 50, 1.0)
+    two = Timing("ours", 2, 1, 10.0, 9.5, 10.5, 30, 1.5, TWO, 1.9)
+    alone, both = (BenchResult(timings, "a CPU") for timings in ((one,), (one, two)))
+    assert cli_bench._timing_rows(alone)[0][-1] == "speed"
+    titles, first, second = cli_bench._timing_rows(both)
+    assert dict(zip(titles, second, strict=True)) == {
+        "model": "ours", "threads": "2", "batch": "1", "median ms": "10.00", "quartiles": "9.50 .. 10.50",
+        "speed": "1.50x", "busy cores": "1.9", "runs fast / slow": "60% / 40%", "slow ms": "20.00",
+        "slow quartiles": "19.00 .. 21.00", "slow speed": "1.10x", "slow cores": "1.0",
+    }  # fmt: skip
+    assert not any(first[6:])
+    assert any("had two speeds" in part for part in cli_bench._parts(both, [], {}, "", (1, 1)))
+    assert not any("had two speeds" in part for part in cli_bench._parts(alone, [], {}, "", (1, 1)))
+
+
+def test_both_modes_are_in_the_json() -> None:
+    data = BenchResult((Timing("ours", 2, 1, 10.0, 9.5, 10.5, 30, 1.5, TWO),), "a CPU").to_data()
+    fast, slow = json.loads(json.dumps(data))["timings"][0]["modes"]
+    assert fast == {"median": 10.0, "low": 9.5, "high": 10.5, "runs": 30, "share": 0.6, "cores": 1.9, "speed": 1.5}
+    assert slow["median"] == 20.0

@@ -45,7 +45,8 @@ KEYS: dict[str, Any] = {
     "losses": {"*": {"*": None}}, "twins": {"summary": None, "sites": {"*": None}}, "channels": {"*": None},
     "latency": {
         "cpu": None, "timings": [{"model": None, "threads": None, "batch": None, "median": None, "low": None,
-                                  "high": None, "runs": None, "speed": None}],
+                                  "high": None, "runs": None, "speed": None,
+                                  "modes": None, "cores": None}],
     },
     "bytes": {"float": None, "model": None}, "seconds": {"*": None},
 }  # fmt: skip

@@ -19,6 +19,7 @@ from ptq4vit_onnx.proof.kernels import ProductKernel
 from ptq4vit_onnx.report.data import CalibrationImages
 from ptq4vit_onnx.report.page import render
 from ptq4vit_onnx.runtime.bench import BenchResult, Timing
+from ptq4vit_onnx.runtime.modes import Mode
 
 if TYPE_CHECKING:
     from tests.report.conftest import MadeUp
@@ -139,6 +140,13 @@ def test_latency_is_shown_where_it_was_measured(made_up: MadeUp) -> None:
     latency = BenchResult((timing("float", 2.2, 1.0), timing("int8", 1.3, 1.69)), "AVX2, no VNNI")
     text = text_of(render(replace(made_up.report, latency=latency)))
     assert "Latency 1.30 ms 1.69× as fast as float (2.20 ms); 1 thread, batch 1; AVX2, no VNNI" in text
+
+
+def test_the_slow_mode_is_named_where_there_were_two(made_up: MadeUp) -> None:
+    modes = (Mode(1.3, 1.2, 1.4, 6, 0.6, 2.0, 1.69), Mode(2.0, 1.9, 2.1, 4, 0.4, 1.0, 1.5))
+    timings = (Timing("float", 1, 1, 2.2, 2.1, 2.3, 6, 1.0), Timing("int8", 1, 1, 1.3, 1.2, 1.4, 6, 1.69, modes))
+    text = text_of(render(replace(made_up.report, latency=BenchResult(timings, "AVX2"))))
+    assert "AVX2; fast mode, 60% of the runs (slow mode: 2.00 ms, 1.90 .. 2.10, 1.50x)" in text
 
 
 def test_the_worst_site_is_named_marked_and_shown_first(made_up: MadeUp) -> None:

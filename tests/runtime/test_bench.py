@@ -15,6 +15,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.proof.kernels import audit
 from ptq4vit_onnx.runtime import bench as module
 from ptq4vit_onnx.runtime.bench import bench, profile, summarise
+from ptq4vit_onnx.runtime.schedule import Schedule
 from ptq4vit_onnx.runtime.session import run
 from ptq4vit_onnx.studies.peers import PEERS, quantize_static_peer
 
@@ -34,7 +35,7 @@ def test_every_model_is_measured_at_every_setting(saved: Path) -> None:
             yield item
             done.append(item)
 
-    result = bench({"a": saved, "b": saved}, (1, 2), (1, 3), runs=4, warmup=1, progress=noted)
+    result = bench({"a": saved, "b": saved}, (1, 2), (1, 3), runs=4, warmup=1, progress=noted, seconds=0)
     settings = {(timing.model, timing.threads, timing.batch) for timing in result.timings}
     assert settings == {(name, threads, batch) for name in "ab" for threads in (1, 2) for batch in (1, 3)}
     assert all(timing.runs == 4 and timing.low <= timing.median <= timing.high for timing in result.timings)
@@ -54,7 +55,7 @@ def test_models_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
             order.append(self.name)
 
     sessions: dict[str, Any] = {"a": Fake("a"), "b": Fake("b")}
-    times = module._interleaved(sessions, {"a": {}, "b": {}}, runs=2, warmup=1, tick=lambda _: None)
+    times = module._interleaved(sessions, {"a": {}, "b": {}}, Schedule(2, 2, 0.0), warmup=1, tick=lambda _: None)
     assert "".join(order) == "ababab"
     assert {name: len(values) for name, values in times.items()} == {"a": 2, "b": 2}
 
