@@ -42,11 +42,11 @@ _OPENVINO_PRODUCTS = frozenset({"MatMul", "FullyConnected", "Convolution"})
 _OPENVINO_INTEGERS = frozenset({"i8", "u8"})
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """An engine that cannot be had here, and why."""
 
 
-class Failed(Exception):
+class FailedError(Exception):
     """An engine that does not load or run a model: the first line of what it says."""
 
 
@@ -63,8 +63,8 @@ class Engine:
 
 @dataclass(frozen=True)
 class Outcome:
-    """outputs: [images, ...], the first output. integers, products: how many of the executed products are in integers;
-    both 0 where the engine has no kernels to look at."""
+    """outputs: [images, ...], the first output. integers, products: how many executed products are in integers, and how
+    many there are; both 0 where the engine has no kernels to look at."""
 
     outputs: Array
     integers: int
@@ -73,8 +73,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An engine's outputs next to those of the newest ONNX Runtime. identical: percent of images whose outputs are equal
-    to the last bit. agreement: percent of predictions. kl: to the float model; newest_kl: of the newest ONNX Runtime."""
+    """An engine's outputs next to those of the newest ONNX Runtime.
+
+    identical: percent of images whose outputs are equal to the last bit. agreement: percent of predictions. kl: to the
+    float model; newest_kl: that of the newest ONNX Runtime.
+    """
 
     images: int
     identical: float
@@ -93,7 +96,9 @@ class Comparison:
             return []
         least, found = min(LEAST_AGREEMENT, 100 - 100 / self.images), []
         if not self.agreement >= least:
-            found.append(f"{self.agreement:.1f} % of {self.images} predictions are equal, at least {least:.1f} expected")
+            found.append(
+                f"{self.agreement:.1f} % of {self.images} predictions are equal, at least {least:.1f} expected"
+            )
         if not self.kl <= MOST_KL * self.newest_kl:
             found.append(f"KL is {self.kl:.3g}, at most {MOST_KL} times {self.newest_kl:.3g} expected")
         return found
@@ -110,7 +115,10 @@ def compare(outputs: Array, newest: Array, floats: Array) -> Comparison:
 
 
 def run(engine: Engine, model: Path, images: Path, environments: Path) -> Outcome:
-    """`model` on the images of an .npy file. Raises Unavailable or Failed. environments: where they are kept."""
+    """`model` on the images of an .npy file. environments: where they are kept.
+
+    Raises UnavailableError or FailedError.
+    """
     with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as scratch:
         folder = Path(scratch)
         if engine.package == "onnxruntime":
@@ -123,9 +131,7 @@ def run(engine: Engine, model: Path, images: Path, environments: Path) -> Outcom
             counts = _openvino_products(json.loads((folder / "about.json").read_text(encoding="utf-8"))["layers"])
         elif engine.package == "onnxruntime-web":
             packages = node_packages(engine, environments)
-            counts = _profiled_products(
-                _call(["node", RUNNERS / "run_web.mjs", packages, model, images, folder])
-            )
+            counts = _profiled_products(_call(["node", RUNNERS / "run_web.mjs", packages, model, images, folder]))
         else:
             return Outcome(_reference(model, np.load(images)), 0, 0)
         return Outcome(np.load(folder / "outputs.npy"), *counts)
@@ -156,7 +162,7 @@ def node_packages(engine: Engine, environments: Path) -> Path:
     """A folder whose node_modules hold onnxruntime-web."""
     for program in ("node", "npm"):
         if shutil.which(program) is None:
-            raise Unavailable(f"{engine}: there is no {program} here")
+            raise UnavailableError(f"{engine}: there is no {program} here")
     folder = environments / f"{engine.package}-{engine.version}"
     if not (folder / "ready").is_file():
         shutil.rmtree(folder, ignore_errors=True)
@@ -171,14 +177,14 @@ def node_packages(engine: Engine, environments: Path) -> Path:
 def _install(command: Sequence[str], engine: Engine) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     if done.returncode:
-        raise Unavailable(f"{engine} cannot be installed: {_said(done)}")
+        raise UnavailableError(f"{engine} cannot be installed: {_said(done)}")
 
 
 def _call(command: Sequence[Any]) -> str:
     """Standard output of a runner."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=LIMIT)
     if done.returncode:
-        raise Failed(_said(done))
+        raise FailedError(_said(done))
     return done.stdout
 
 
@@ -203,5 +209,5 @@ def _reference(model: Path, images: Array) -> Array:
     from onnx.reference import ReferenceEvaluator
 
     evaluator = ReferenceEvaluator(str(model))
-    found: Array = evaluator.run(None, {evaluator.input_names[0]: images})[0]  # type: ignore[index, assignment]
+    found: Array = evaluator.run(None, {evaluator.input_names[0]: images})[0]  # type: ignore[index]
     return found

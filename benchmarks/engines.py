@@ -2,11 +2,11 @@
 
     python benchmarks/engines.py --environments DIR --exports DIR [--only NAME ...] [--photos 1000]
 
-Every engine and version gets an environment of its own in --environments (made where it is missing, kept). Models are
-exported to --exports, or taken from there if the export is of this commit. ViT-T and DeiT-T need the weights and photos that
-benchmarks/real_data.py describes; digits are embedded. The float model is computed by the newest ONNX Runtime, this
-interpreter's own. Writes benchmarks/results/engines.json after every model. The exit code is 1 where an engine that
-we claim breaks a limit; engine_runs.py has the limits, CLAIMED and TRIED the engines.
+Every engine and version gets an environment of its own in --environments (made where it is missing, kept). Models
+are exported to --exports, or taken from there if the export is of this commit. ViT-T and DeiT-T need the weights and
+photos that benchmarks/real_data.py describes; digits are embedded. The float model is computed by the newest ONNX
+Runtime, this interpreter's own. Writes benchmarks/results/engines.json after every model. The exit code is 1 where an
+engine that we claim breaks a limit; engine_runs.py has the limits, CLAIMED and TRIED the engines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import real_data, results
-from benchmarks.engine_runs import Array, Engine, Failed, Unavailable, compare, run
+from benchmarks.engine_runs import Array, Engine, FailedError, UnavailableError, compare, run
 from ptq4vit_onnx import api
 from ptq4vit_onnx.graph.model_file import read_model_file
 from ptq4vit_onnx.images.embedded import embedded_digits
@@ -118,7 +118,7 @@ def row(engine: Engine, model: Path, images: Path, environments: Path, newest: A
     """What is measured of one engine; where it cannot run the model, why."""
     try:
         outcome = run(engine, model, images, environments)
-    except (Failed, Unavailable) as error:
+    except (FailedError, UnavailableError) as error:
         return {"error": _short(error), "why": str(error), "broken": [str(error)]}
     judged = compare(outcome.outputs, newest, floats)
     return {
@@ -129,7 +129,7 @@ def row(engine: Engine, model: Path, images: Path, environments: Path, newest: A
 
 
 def _short(error: Exception) -> str:
-    return "cannot be had" if isinstance(error, Unavailable) else "does not load"
+    return "cannot be had" if isinstance(error, UnavailableError) else "does not load"
 
 
 def export(model: Exported, folder: Path) -> Path:
@@ -140,8 +140,15 @@ def export(model: Exported, folder: Path) -> Path:
         print(f"exporting {model.title}", file=sys.stderr, flush=True)
         real = model.model in real_data.WEIGHTS
         data = real_data.require_folder() if real else None
-        weights = data and {"checkpoint": data / "weights" / real_data.WEIGHTS[model.model], "data": data / "calibration"}
-        api.export(model.model, output=place, force=True, **model.options, **(weights or {}))
+        weights: dict[str, Any] = (
+            {}
+            if data is None
+            else {
+                "checkpoint": data / "weights" / real_data.WEIGHTS[model.model],
+                "data": data / "calibration",
+            }
+        )
+        api.export(model.model, output=place, force=True, **model.options, **weights)
         stamp.write_text(commit, encoding="utf-8")
     return place
 

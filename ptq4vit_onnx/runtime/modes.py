@@ -1,8 +1,8 @@
 """A machine at two speeds, told apart: which runs of a model were made in its fast mode, which in its slow one.
 
-The threads of a model may be put on one processor by the system, or two virtual processors on one core by the host. Then
-several threads take up to twice as long, until they are moved again, seconds or minutes later. The same file has two
-times, and a median over both is neither.
+The threads of a model may be put on one processor by the system, or two virtual processors on one core by the host.
+Then several threads take up to twice as long, until they are moved again, seconds or minutes later. The same file has
+two times, and a median over both is neither.
 
 The rule, for one model at one setting. Each model is judged by itself: every model has threads of its own, and they
 were seen to be moved separately, so models that take turns are not all fast or all slow at once.
@@ -88,7 +88,7 @@ def _spread(values: Array) -> float:
 def _apart(fast: Array, slow: Array) -> bool:
     ranges = sum(float(np.subtract(*np.percentile(side, (75, 25)))) for side in (fast, slow))
     distance = float(np.median(slow) - np.median(fast))
-    return distance >= max(MIN_SEPARATION * ranges, np.log(MIN_SLOWDOWN))
+    return bool(distance >= max(MIN_SEPARATION * ranges, np.log(MIN_SLOWDOWN)))
 
 
 def _sides(runs: Sequence[Run]) -> list[list[Run]]:

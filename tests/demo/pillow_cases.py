@@ -1,4 +1,7 @@
-"""What Pillow and numpy make of made-up images: `python tests/demo/pillow_cases.py` writes docs/demo/test/pillow.json."""
+"""What Pillow and numpy make of made-up images.
+
+`python tests/demo/pillow_cases.py` writes docs/demo/test/pillow.json.
+."""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ CASES: dict[str, tuple[tuple[int, int, int], tuple[int, int, int], float, str, s
 def made_up(width: int, height: int, channels: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The image [height, width, channels] that preprocessing.test.js makes, too: edges, ramps and fine patterns."""
     y, x, c = np.ogrid[:height, :width, :channels]
-    return ((x * 7 + y * 13 + c * 29 + ((x * y) % 31) * 40) % 256).astype(np.uint8)
+    codes: np.ndarray[Any, np.dtype[np.uint8]] = ((x * 7 + y * 13 + c * 29 + ((x * y) % 31) * 40) % 256).astype(
+        np.uint8
+    )
+    return codes
 
 
 def case(

@@ -22,6 +22,7 @@ from PIL import Image
 from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.models.specs import DIGITS_FOLDER
 from ptq4vit_onnx.passes import quantize
+from ptq4vit_onnx.plan.file_layout import InputType
 from ptq4vit_onnx.plan.plan_json import read_plan
 from ptq4vit_onnx.runtime.feeding import as_fed
 from tests.demo import pillow_cases
@@ -33,7 +34,9 @@ FILES = ("float.onnx", "model.onnx")
 IMAGES = 100
 OLDEST_NODE = 20
 # What npm says where the registry cannot be reached or does not have the package: no defect of ours.
-UNREACHABLE = re.compile(r"ENOTFOUND|ECONNREFUSED|ECONNRESET|ETIMEDOUT|EAI_AGAIN|ENETUNREACH|E40[134]\b|E50\d|ENOTCACHED")
+UNREACHABLE = re.compile(
+    r"ENOTFOUND|ECONNREFUSED|ECONNRESET|ETIMEDOUT|EAI_AGAIN|ENETUNREACH|E40[134]\b|E50\d|ENOTCACHED"
+)
 Array = np.ndarray[Any, Any]
 
 
@@ -47,7 +50,10 @@ class Exports:
 
 @pytest.fixture(scope="module")
 def exports(
-    exported: Path, float_export: Callable[..., Any], sample_indices: list[int], tmp_path_factory: pytest.TempPathFactory
+    exported: Path,
+    float_export: Callable[..., Any],
+    sample_indices: list[int],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Exports:
     """vit_digits twice, as floats and as bytes, with Python's logits of the page's samples and more test digits."""
     folder = tmp_path_factory.mktemp("exports")
@@ -56,7 +62,8 @@ def exports(
     (folder / "images.json").write_text(json.dumps({"width": 8, "height": 8, "channels": 1, "images": encoded}))
     Image.fromarray(grey[-1]).save(folder / "digit.png")
     made, plan = float_export("vit_digits"), read_plan(exported / "plan.json")
-    for name, taken in (("floats", "float"), ("bytes", "uint8")):
+    forms: dict[str, InputType] = {"floats": "float", "bytes": "uint8"}
+    for name, taken in forms.items():
         (folder / name).mkdir()
         onnx.save(made.proto, folder / name / "float.onnx")
         onnx.save(quantize(made.proto, plan, input=taken)[0], folder / name / "model.onnx")
@@ -76,7 +83,8 @@ def digits_of(first: list[int]) -> Array:
     with np.load(DIGITS_FOLDER / "digits.npz", allow_pickle=False) as data:
         others = [int(index) for index in np.flatnonzero(data["split"] == 2) if index not in first]
         codes = data["images"][[*first, *others][:IMAGES]]
-    return np.round(codes * (255 / 16)).astype(np.uint8)
+    grey: Array = np.round(codes * (255 / 16)).astype(np.uint8)
+    return grey
 
 
 def run(path: Path, grey: Array, rule: Preprocessing) -> Array:
@@ -142,7 +150,9 @@ def test_the_page_predicts_what_python_predicts_in_chromium(installed: Path, exp
         pytest.skip("no Chromium on this machine, so the page cannot be looked at")
     said = run_tests(installed, exports, "page", PTQ4VIT_DEMO_SHOTS=str(tmp_path))
     assert "# skipped 0" in said
-    pages = {scheme: np.asarray(Image.open(tmp_path / f"1280-{scheme}.png").convert("RGB")) for scheme in ("light", "dark")}
+    pages = {
+        scheme: np.asarray(Image.open(tmp_path / f"1280-{scheme}.png").convert("RGB")) for scheme in ("light", "dark")
+    }
     assert pages["light"][2, 2].min() > 200 and pages["dark"][2, 2].max() < 55
     for picture in pages.values():
         assert np.unique(picture.reshape(-1, 3), axis=0).shape[0] > 50, "text, bars and pictures are drawn"

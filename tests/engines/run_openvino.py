@@ -38,7 +38,7 @@ def main(model: str, images: str, folder: str) -> None:
 
 def text(value: object) -> str:
     """A value of the runtime information: a string, or an object that some versions wrap it in."""
-    return value.astype(str) if hasattr(value, "astype") else str(value)  # type: ignore[no-any-return]
+    return value.astype(str) if hasattr(value, "astype") else str(value)
 
 
 if __name__ == "__main__":
