@@ -4,8 +4,9 @@
                                    [--engine onnxruntime openvino] [--before DIR] [--keep DIR]
 
 Random weights and a hasty plan (sizes and load times do not depend on them); variants are those of benchmarks/speed.py.
-"as bytes": the same model with its weights left as int8. "before": DIR/MODEL/VARIANT.onnx, files that older code has
-written with `speed.py --keep DIR`; those that are missing are left out.
+Each engine loads the file that is made for it (`export --target`). "as bytes": the same model with its weights left as
+int8. "before": DIR/MODEL/VARIANT.onnx, files that older code has written with `speed.py --keep DIR`; those that are
+missing are left out.
 Load time: from the file to a model that can be run, one thread. Every load has a process of its own, in which the
 engine has opened a small model before. Loads take turns; medians and quartiles. Rows go to benchmarks/results/.
 """
@@ -16,8 +17,8 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,14 @@ import onnx
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import results
 from benchmarks.nncf_peer import say
-from benchmarks.speed import KNOWN, Subject, build, open_subject, options_of, planned
+from benchmarks.speed import KNOWN, OPENVINO, Subject, build, file_of, open_subject, options_of, planned, target_of
 from ptq4vit_onnx import passes
 from ptq4vit_onnx.graph.model_proto import file_bytes, load
 from ptq4vit_onnx.passes.pack_weights import PackWeights
 from ptq4vit_onnx.proof.prove import quantize_model
 from ptq4vit_onnx.runtime.engines import ENGINES, TITLES, EngineName
 
+DEFAULT = ("none/w8a8", "none/w6a6", "none/w4a4")
 PAPER_MB = {"deit_s": {8: 22.0, 6: 16.5}, "deit_b": {8: 86.0, 6: 64.5, 4: 43.0}}
 SMALL = '<ir_version: 8, opset_import: ["" : 17]> g (float[n,4] x) => (float[n,4] y) { y = Relu (x) }'
 LOAD = """
@@ -52,12 +54,12 @@ print(1000 * (time.perf_counter() - start))
 
 @dataclass(frozen=True)
 class File:
-    """kind: now, as bytes, or before. bits: of the weights; None: float."""
+    """kind: now, as bytes, or before. paths: by engine. bits: of the weights; None: float."""
 
     model: str
     variant: str
     kind: str
-    path: Path
+    paths: Mapping[EngineName, Path] = field(hash=False)
     bits: int | None = None
 
     @property
@@ -74,23 +76,29 @@ def as_bytes(subject: Subject, variant: str) -> Path:
     idle = type("PackWeights", (PackWeights,), {"apply": leave, "ensures": ()})
     path = subject.path(variant).with_suffix(".bytes.onnx")
     with mock.patch.object(passes, "PASSES", tuple(idle if item is PackWeights else item for item in passes.PASSES)):
-        quantize_model(load(subject.float_path), subject.plan(variant), path)
+        quantize_model(load(subject.float_path), subject.plan(variant), path, target=target_of(variant))
     return path
 
 
 def files_of(name: str, variants: Sequence[str], folder: Path, before: Path | None) -> Iterable[File]:
     """The float file, then each variant as it is, as bytes where it is packed, and as it was."""
     subject = open_subject(name, folder / name)
-    build(subject, variants)
-    yield File(name, "float", "now", subject.float_path)
+    build(subject, [form for variant in variants for form in forms(variant).values()])
+    yield File(name, "float", "now", dict.fromkeys(ENGINES, subject.float_path))
     for variant in variants:
         bits = options_of(variant, real=False).weight_bits
-        yield File(name, variant, "now", subject.path(variant), bits)
+        yield File(name, variant, "now", {engine: subject.path(form) for engine, form in forms(variant).items()}, bits)
         if bits < 8:
-            yield File(name, variant, "as bytes", as_bytes(subject, variant), bits)
+            unpacked = {engine: as_bytes(subject, form) for engine, form in forms(variant).items()}
+            yield File(name, variant, "as bytes", unpacked, bits)
         old = None if before is None else before / name / subject.path(variant).name
         if old is not None and old.is_file():
-            yield File(name, variant, "before", old, bits)
+            yield File(name, variant, "before", dict.fromkeys(ENGINES, old), bits)
+
+
+def forms(variant: str) -> dict[EngineName, str]:
+    """none/w6a6 in each engine, as benchmarks/speed.py names it."""
+    return {engine: f"{OPENVINO}{variant}" if engine == "openvino" else variant for engine in ENGINES}
 
 
 def load_once(small: Path, path: Path, engine: EngineName) -> float:
@@ -110,7 +118,7 @@ def measure(files: Sequence[File], engines: Sequence[EngineName], runs: int, fol
     for turn in range(runs + 1):
         say(f"load {turn} of {runs}")
         for (file, engine), times in seen.items():
-            times.append(load_once(small, file.path, engine))
+            times.append(load_once(small, file.paths[engine], engine))
     return [row(file, engine, times[1:]) for (file, engine), times in seen.items()]
 
 
@@ -118,7 +126,7 @@ def row(file: File, engine: EngineName, times: Sequence[float]) -> dict[str, Any
     low, median, high = (round(float(value), 1) for value in np.percentile(times, (25, 50, 75)))
     return {
         "model": file.model, "variant": file.variant, "kind": file.kind, "engine": engine,
-        "MB": round(file_bytes(file.path) / 1e6, 2), "paper MB": file.paper_mb,
+        "MB": round(file_bytes(file.paths[engine]) / 1e6, 2), "paper MB": file.paper_mb,
         "load ms": median, "low": low, "high": high, "runs": len(times),
     }  # fmt: skip
 
@@ -143,8 +151,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     installed = [engine for engine in ENGINES if find_spec(engine) is not None]
     parser.add_argument("--model", nargs="+", default=["deit_s", "deit_b"])
-    parser.add_argument("--variant", nargs="+", default=["none/w8a8", "none/w6a6", "none/w4a4"], choices=planned(KNOWN),
-                        metavar="VARIANT")  # fmt: skip
+    known = planned(map(file_of, KNOWN))
+    parser.add_argument("--variant", nargs="+", default=list(DEFAULT), choices=known, metavar="VARIANT")
     parser.add_argument("--engine", nargs="+", default=installed, choices=ENGINES, help="(all that are installed)")
     parser.add_argument("--runs", type=int, default=7, help="loads of each file in each engine (7)")
     parser.add_argument("--before", type=Path, metavar="DIR", help="files of older code, DIR/MODEL/VARIANT.onnx")

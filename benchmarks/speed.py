@@ -15,8 +15,9 @@ integer arithmetic on two images. --keep DIR: where files stay, and are taken fr
 Our files leave out rows that the head does not read (DropUnreadRows), the float file and `quantize_static` do not:
 `float-rows` is the float model with the same rows left out, so float over float-rows is what that alone gains.
 Peers: `static` is ONNX Runtime's quantize_static. `nncf` is NNCF's, made of the ONNX file; NNCF runs in the environment
-that --nncf-venv names. `openvino:` before a variant runs it in OpenVINO, in the same turns. `openvino:nncf` is what
-NNCF makes of OpenVINO's form of the model. What stays in float is computed in float32 in both engines.
+that --nncf-venv names. `openvino:` before a variant runs it in OpenVINO, in the same turns: our plans as files for
+OpenVINO (`export --target openvino`), the others as they are; `openvino:nncf` is what NNCF makes of OpenVINO's form of
+the model. What stays in float is computed in float32 in both engines.
 Figures for AVX2 without VNNI from a newer CPU: benchmarks/avx2_runtime.py.
 --real: trained weights, calibrated in full on 32 photos (benchmarks/real_data.py), so that `auto` takes what it takes
 for users; top-1 and agreement with float, of validation photos through the very files, stand beside the times.
@@ -28,7 +29,7 @@ import argparse
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,13 @@ from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.output_kinds import metrics
 from ptq4vit_onnx.passes.drop_unread_rows import DropUnreadRows
 from ptq4vit_onnx.passes.work import Work
+from ptq4vit_onnx.plan.file_layout import Target
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.plan_json import read_plan, write_plan
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.proof.float_sites import FloatSites
 from ptq4vit_onnx.proof.kernels import audit
+from ptq4vit_onnx.proof.openvino_kernels import audit_openvino
 from ptq4vit_onnx.proof.prove import quantize_model
 from ptq4vit_onnx.proof.site_parity import check_sites, require_exact
 from ptq4vit_onnx.runtime import process
@@ -95,12 +98,19 @@ class Subject:
         return self.path(FLOAT)
 
     def path(self, variant: str) -> Path:
-        """both/w6a6 and openvino:both/w6a6 are one file; openvino:nncf is a file of its own."""
-        suffix = nncf_peer.OPENVINO_SUFFIX if variant == OPENVINO + NNCF else ".onnx"
+        """both/w6a6 and openvino:both/w6a6 are two files of one plan; openvino:float is float's file."""
+        suffix = ".onnx"
+        if variant == OPENVINO + NNCF:
+            suffix = nncf_peer.OPENVINO_SUFFIX
+        elif target_of(variant) == "openvino":
+            suffix = ".openvino.onnx"
         return self.folder / f"{file_of(variant).replace('/', '-')}{suffix}"
 
+    def plan_path(self, variant: str) -> Path:
+        return self.folder / f"{file_of(variant).replace('/', '-')}.json"
+
     def plan(self, variant: str) -> ScalePlan:
-        return read_plan(self.path(variant).with_suffix(".json"))
+        return read_plan(self.plan_path(variant))
 
 
 def file_of(variant: str) -> str:
@@ -108,14 +118,19 @@ def file_of(variant: str) -> str:
     return variant.removeprefix(OPENVINO)
 
 
-def planned(variants: Sequence[str]) -> list[str]:
-    """Those that this tool makes, whichever engines they run in, each once."""
-    return [item for item in dict.fromkeys(map(file_of, variants)) if item not in UNPLANNED]
+def target_of(variant: str) -> Target:
+    """The engine that a file of ours is made for: the one that runs it."""
+    return "openvino" if variant.startswith(OPENVINO) and file_of(variant) not in UNPLANNED else "onnxruntime"
+
+
+def planned(variants: Iterable[str]) -> list[str]:
+    """Those that this tool makes, each once."""
+    return [item for item in dict.fromkeys(variants) if file_of(item) not in UNPLANNED]
 
 
 def options_of(variant: str, real: bool) -> Options:
     """both/w6a8 -> twins on both, weights of six bits; not real: one candidate for each scale."""
-    twin, _, width = variant.partition("/")
+    twin, _, width = file_of(variant).partition("/")
     weights, activations = int(width[1]), int(width[3])
     short: dict[str, Any] = {} if real else {"images": IMAGES, "candidates": 1, "beta": 1.0, "rounds": 1}
     return Options(twin=twin, weight_bits=weights, activation_bits=activations, **short)  # type: ignore[arg-type]
@@ -137,9 +152,11 @@ def build(subject: Subject, variants: Sequence[str]) -> None:
     if not subject.float_path.is_file():
         save_model(export_float(subject.model, discover(module, pixels[:1])), subject.float_path)
     missing = [variant for variant in planned(variants) if not subject.path(variant).is_file()]
-    calibrate(subject, [item for item in missing if not subject.path(item).with_suffix(".json").is_file()])
+    plans = dict.fromkeys(map(file_of, missing))
+    calibrate(subject, [item for item in plans if not subject.plan_path(item).is_file()])
     for variant in missing:
-        quantize_model(load_file(subject.float_path), subject.plan(variant), subject.path(variant))
+        target = target_of(variant)
+        quantize_model(load_file(subject.float_path), subject.plan(variant), subject.path(variant), target=target)
     if ROWS in files and not subject.path(ROWS).is_file():
         save_model(cut_rows(load_file(subject.float_path)), subject.path(ROWS))
     if STATIC in files and not subject.path(STATIC).is_file():
@@ -177,7 +194,7 @@ def calibrate(subject: Subject, variants: Sequence[str]) -> None:
     for variant, sites in found.items():
         data, ordered = options_of(variant, subject.real).to_data(), {name: sites[name] for name in order}
         plan = ScalePlan(subject.model.name, weights, images, data, versions(), ordered)
-        write_plan(plan, subject.path(variant).with_suffix(".json"))
+        write_plan(plan, subject.plan_path(variant))
 
 
 def prove(subject: Subject, variant: str) -> str:
@@ -189,7 +206,8 @@ def prove(subject: Subject, variant: str) -> str:
     kernels.require_exact()
     sites = check_sites(path, plan, subject.images.images[:IMAGES], FloatSites(subject.float_path, plan), optimised)
     require_exact(sites)
-    return f"{kernels}, {sum(site.exact for site in sites)} of {len(sites)} equal to integer arithmetic"
+    inside = f"; in OpenVINO {audit_openvino(path, plan)}" if target_of(variant) == "openvino" else ""
+    return f"{kernels}, {sum(site.exact for site in sites)} of {len(sites)} equal to integer arithmetic{inside}"
 
 
 def forms(plan: ScalePlan) -> str:
