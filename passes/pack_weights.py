@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import prod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import gcd, prod
 
 import numpy as np
 import onnx
@@ -11,11 +13,12 @@ import onnx_graphsurgeon as gs
 
 from ptq4vit_onnx.passes.pass_interface import Pass
 from ptq4vit_onnx.passes.product_invariants import done_sides_carry_codes
-from ptq4vit_onnx.passes.tensors import Array, maker_of
+from ptq4vit_onnx.passes.tensors import Array, maker_of, values_of
 from ptq4vit_onnx.passes.work import Product, Violation, Work, integers, invariant, scalar
 
-WIDTHS = (1, 2, 4)  # every k below 8 is a sum of these, each at most once
-FEW_BYTES = {"onnxruntime": 96, "openvino": 224}  # shapes, shifts, masks and steps of the planes, and their padding
+FEW_BYTES = 128  # shapes, shifts, masks and steps, and the padding of codes that make no whole groups
+# Up to these bits raw codes of 0 .. 2^bits - 1 are saturation-safe as they are: two neighbours add up to 128 at most.
+SAFE_RAW_BITS = 6
 
 
 @invariant("every weight of k bits takes k bits per code in the file, and a few bytes")
@@ -24,7 +27,7 @@ def weights_take_their_bits(work: Work) -> Iterator[Violation]:
         assert product.codes is not None
         size = _stored_bytes(product)
         count, bits = product.codes.size, product.rhs.bits
-        if not count * bits / 8 <= size <= count * bits / 8 + FEW_BYTES[work.target]:
+        if not count * bits / 8 <= size <= count * bits / 8 + FEW_BYTES:
             yield product.violation(f"{count} codes of {bits} bits take {size} bytes")
 
 
@@ -42,13 +45,16 @@ def _stored_bytes(product: Product) -> int:
 
 
 class PackWeights(Pass):
-    """Store weights of 2..7 bits as bit planes, and unpack them by standard operations.
+    """Store weights of 2..7 bits in bytes that several codes share, and unpack them by standard operations.
 
-        codes     becomes     planes -> BitwiseAnd, BitShift -> Concat -> BitwiseOr -> Where, Cast -> codes
+        codes     becomes     bytes -> BitwiseAnd, BitShift, BitwiseOr -> Concat -> Cast -> codes
 
-    A plane of width w (4, 2 or 1 bits of every code) holds 8 / w codes per byte; 6 bits are a plane of 2, the lower
-    bits, and one of 4. What is shifted was masked before, so nothing is lost or rounded: engines shift in several ways.
+    Six bits: four codes in three bytes. Three of them lie in the lower bits of a byte each, which one mask takes out;
+    the fourth is made of the two bits that are left over in each byte. What is shifted was masked before, so nothing is
+    lost or rounded: engines shift in several ways. Codes count from 0, and a zero point takes 2^(bits-1) off, as
+    long as that is safe beside AVX2's saturation; of seven bits, the highest says which are negative.
     All of it is constant, so ONNX Runtime computes it once, when the session loads, and then sees plain int8.
+    What that takes grows with the bytes that every operation reads and writes, so there are few whole ones.
     For OpenVINO, which does not compute operations on bits while it loads, bits are told apart by float arithmetic.
     """
 
@@ -63,76 +69,155 @@ class PackWeights(Pass):
         return len(products)
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Some bits of a code: `width` of them, which lie in byte `byte` from bit `at` on and belong at bit `to`."""
+
+    byte: int
+    at: int
+    width: int
+    to: int
+
+    @property
+    def mask(self) -> int:
+        return (2**self.width - 1) << self.at
+
+
+def layout_of(bits: int) -> list[list[Piece]]:
+    """The pieces of each code of the smallest group of codes that fills whole bytes.
+
+    Whole codes first, as many to a byte as fit; then codes that are spread over the bits that are left over.
+    """
+    count, size = 8 // gcd(8, bits), bits // gcd(8, bits)
+    whole = [[Piece(byte, place * bits, bits, 0)] for byte in range(size) for place in range(8 // bits)]
+    left_over = [(byte, at) for byte in range(size) for at in range(8 // bits * bits, 8)]
+    spread = [left_over[start : start + bits] for start in range(0, len(left_over), bits)]
+    assert len(whole) + len(spread) == count
+    return whole + [_joined(places) for places in spread]
+
+
+def _joined(places: Sequence[tuple[int, int]]) -> list[Piece]:
+    """(byte, bit) of each bit of a code, the lowest first: a piece for each byte."""
+    pieces = []
+    for byte, of_byte in groupby(places, key=lambda place: place[0]):
+        at = [bit for _, bit in of_byte]
+        pieces.append(Piece(byte, at[0], len(at), sum(piece.width for piece in pieces)))
+    return pieces
+
+
+def pack(codes: Array, bits: int) -> list[Array]:
+    """codes: uint8, [inputs, outputs]. The bytes of the layout, each an array.
+
+    Of m codes in a group the first is one of the first m-th of the rows, the second one of the next, and so on: so what
+    is unpacked is put together row after row. Where rows make no m equal parts, codes are one row, padded with zeros.
+    """
+    pieces = layout_of(bits)
+    rows = codes if len(codes) % len(pieces) == 0 else _one_row(codes, len(pieces))
+    packed = [np.zeros_like(rows[0])] * (1 + max(piece.byte for code in pieces for piece in code))
+    for part, code in zip(rows.reshape(len(pieces), -1, rows.shape[-1]), pieces, strict=True):
+        for piece in code:
+            packed[piece.byte] = packed[piece.byte] | (part >> piece.to & (2**piece.width - 1)) << piece.at
+    return packed
+
+
+def _one_row(codes: Array, parts: int) -> Array:
+    """[parts, a part]"""
+    return np.pad(codes.reshape(-1), (0, -codes.size % parts)).reshape(parts, -1)
+
+
 def _pack(work: Work, product: Product) -> None:
-    dequantize, name = maker_of(product.node.inputs[1]), f"{product.name}/weight"
+    dequantize, name, bits = maker_of(product.node.inputs[1]), f"{product.name}/weight", product.rhs.bits
     assert product.codes is not None and dequantize is not None
     unsigned = (product.codes.astype(np.int16) - product.rhs.low).astype(np.uint8)
+    stored = [work.constant(f"{name}/byte{number}", item) for number, item in enumerate(pack(unsigned, bits))]
     if work.target == "openvino":
-        dequantize.inputs[0] = _unpack_by_floats(work, product, unsigned, name)
-        return
-    codes = _unpack_by_bits(work, unsigned, product.rhs.bits, name)
-    signed = _as_signed(work, codes, product.rhs.bits, name)
-    dequantize.inputs[0] = _as_int8(work, _whole(work, signed, unsigned.shape, name), name)
+        codes = _put_together(work, _codes_by_floats(work, stored, bits, name), unsigned.shape, name)
+        lowest = work.constant(f"codes/low{-product.rhs.low}", scalar(product.rhs.low, np.float32))
+        codes = work.add("Add", f"{name}/Add", [codes, lowest])
+    else:
+        codes = _put_together(work, _codes_by_bits(work, stored, bits, name), unsigned.shape, name)
+        if bits <= SAFE_RAW_BITS:
+            dequantize.inputs.append(_zero_point(work, values_of(dequantize.inputs[1]).shape, -product.rhs.low))
+        else:
+            codes = _as_signed(work, codes, bits, name)
+    dequantize.inputs[0] = work.add("Cast", f"{name}/Cast", [codes], to=onnx.TensorProto.INT8)
 
 
-def planes_of(bits: int) -> list[tuple[int, int]]:
-    """(lowest bit, width) of each plane, the lowest first: (0, 2) and (2, 4) of six bits."""
-    widths = [width for width in WIDTHS if bits & width]
-    return [(sum(widths[:place]), width) for place, width in enumerate(widths)]
+def _codes_by_bits(work: Work, stored: Sequence[gs.Tensor], bits: int, name: str) -> list[gs.Tensor]:
+    """uint8, one tensor for each code of a group."""
+    codes = []
+    for number, pieces in enumerate(layout_of(bits)):
+        parts = [_piece(work, stored[piece.byte], piece, f"{name}/code{number}.{piece.to}") for piece in pieces]
+        code = parts[0]
+        for part, piece in zip(parts[1:], pieces[1:], strict=True):
+            code = work.add("BitwiseOr", f"{name}/code{number}.{piece.to}/BitwiseOr", [code, part])
+        codes.append(code)
+    return codes
 
 
-def pack_plane(codes: Array, low: int, width: int) -> Array:
-    """Bits low .. low+width-1 of every code, 8 / width codes to a byte: uint8 [bytes].
-
-    Code i + j * bytes is in byte i, shifted up by j * width: so unpacking is one shift of the whole plane
-    per j.
-    """
-    parts = 8 // width
-    values = (codes.reshape(-1) >> low) & (2**width - 1)
-    values = np.pad(values, (0, -len(values) % 8)).reshape(parts, -1)
-    shifts = (np.arange(parts, dtype=np.uint8) * width)[:, None]
-    packed: Array = np.bitwise_or.reduce(values << shifts, axis=0)
-    return packed.astype(np.uint8)
-
-
-def _unpack_by_bits(work: Work, codes: Array, bits: int, name: str) -> gs.Tensor:
-    """uint8 [1, codes and padding]."""
-    joined: gs.Tensor | None = None
-    for low, width in planes_of(bits):
-        plane = work.constant(f"{name}/plane{width}", pack_plane(codes, low, width)[None])
-        parts = [_part(work, plane, place * width, width, low, name) for place in range(8 // width)]
-        field = work.add("Concat", f"{name}/plane{width}/Concat", parts, axis=1)
-        joined = field if joined is None else work.add("BitwiseOr", f"{name}/plane{width}/BitwiseOr", [joined, field])
-    assert joined is not None
-    return joined
-
-
-def _part(work: Work, plane: gs.Tensor, at: int, width: int, to: int, name: str) -> gs.Tensor:
-    """Of every byte of the plane the bits at .. at+width-1, and nothing else, at bit `to`."""
-    name = f"{name}/plane{width}.{at}"
-    mask = (2**width - 1) << at
-    bits = work.add(
-        "BitwiseAnd", f"{name}/BitwiseAnd", [plane, work.constant(f"plane/mask{mask}", scalar(mask, np.uint8))]
-    )
-    if at == to:
+def _piece(work: Work, byte: gs.Tensor, piece: Piece, name: str) -> gs.Tensor:
+    """The piece's bits, and nothing else, where they belong."""
+    mask = work.constant(f"codes/mask{piece.mask}", scalar(piece.mask, np.uint8))
+    bits = work.add("BitwiseAnd", f"{name}/BitwiseAnd", [byte, mask])
+    if piece.at == piece.to:
         return bits
-    by = work.constant(f"plane/by{abs(at - to)}", scalar(abs(at - to), np.uint8))
-    return work.add("BitShift", f"{name}/BitShift", [bits, by], direction="RIGHT" if at > to else "LEFT")
+    by = work.constant(f"codes/by{piece.at - piece.to}", scalar(piece.at - piece.to, np.uint8))
+    return work.add("BitShift", f"{name}/BitShift", [bits, by], direction="RIGHT")
 
 
-def _whole(work: Work, codes: gs.Tensor, shape: tuple[int, ...], name: str) -> gs.Tensor:
-    """The codes [inputs, outputs]; the planes' padding is cut off."""
+def _codes_by_floats(work: Work, stored: Sequence[gs.Tensor], bits: int, name: str) -> list[gs.Tensor]:
+    """floats, one tensor for each code of a group. All numbers are whole and below 256, so floats hold them exactly."""
+    fields: dict[Piece, gs.Tensor] = {}
+    layout = layout_of(bits)
+    for number, byte in enumerate(stored):
+        rest = work.add("Cast", f"{name}/byte{number}/Cast", [byte], to=onnx.TensorProto.FLOAT)
+        of_byte = sorted(
+            (piece for code in layout for piece in code if piece.byte == number), key=lambda item: -item.at
+        )
+        for piece in of_byte[:-1]:
+            fields[piece], rest = _divided(work, rest, piece.at, f"{name}/byte{number}.{piece.at}")
+        fields[of_byte[-1]] = rest
+    return [_sum(work, [(fields[piece], piece.to) for piece in code], f"{name}/code{place}")
+            for place, code in enumerate(layout)]  # fmt: skip
+
+
+def _divided(work: Work, value: gs.Tensor, bits: int, name: str) -> tuple[gs.Tensor, gs.Tensor]:
+    """What stands above the lowest `bits` bits, and these."""
+    step, inverse = (
+        work.constant(f"codes/{what}{bits}", scalar(number, np.float32))
+        for what, number in (("step", 2.0**bits), ("inverse", 2.0**-bits))
+    )
+    upper = work.add("Floor", f"{name}/Floor", [work.add("Mul", f"{name}/Mul", [value, inverse])])
+    return upper, work.add("Sub", f"{name}/Sub", [value, work.add("Mul", f"{name}/Mul_1", [upper, step])])
+
+
+def _sum(work: Work, fields: Sequence[tuple[gs.Tensor, int]], name: str) -> gs.Tensor:
+    """A code of its fields, each with the bit where it begins; the first begins at 0."""
+    (code, _), *others = fields
+    for field, to in others:
+        step = work.constant(f"codes/step{to}", scalar(2.0**to, np.float32))
+        code = work.add("Add", f"{name}.{to}/Add", [code, work.add("Mul", f"{name}.{to}/Mul", [field, step])])
+    return code
+
+
+def _put_together(work: Work, codes: list[gs.Tensor], shape: tuple[int, ...], name: str) -> gs.Tensor:
+    """[inputs, outputs] of a tensor for each code of a group, as `pack` splits them; padding is cut off."""
+    if shape[0] % len(codes) == 0:
+        return work.add("Concat", f"{name}/Concat", codes, axis=0)
+    whole = work.add("Concat", f"{name}/Concat", codes, axis=1)
     count = prod(shape)
-    if count % 8:
+    if count % len(codes):
         names = ("start", "count", "axis")
         limits = (integers(0), integers(count), integers(1))
         parts = [work.constant(f"{name}/{what}", value) for what, value in zip(names, limits, strict=True)]
-        codes = work.add("Slice", f"{name}/Slice", [codes, *parts])
-    return work.add("Reshape", f"{name}/Reshape", [codes, work.constant(f"{name}/shape", integers(*shape))])
+        whole = work.add("Slice", f"{name}/Slice", [whole, *parts])
+    return work.add("Reshape", f"{name}/Reshape", [whole, work.constant(f"{name}/shape", integers(*shape))])
 
 
-def _as_int8(work: Work, codes: gs.Tensor, name: str) -> gs.Tensor:
-    return work.add("Cast", f"{name}/Cast", [codes], to=onnx.TensorProto.INT8)
+def _zero_point(work: Work, shape: tuple[int, ...], zero: int) -> gs.Tensor:
+    """Of the shape of the scales; weights of as many outputs share it."""
+    name = "x".join(map(str, (zero, *shape)))
+    return work.constant(f"codes/zero{name}", np.full(shape, zero, np.int8))
 
 
 def _as_signed(work: Work, codes: gs.Tensor, bits: int, name: str) -> gs.Tensor:
@@ -143,49 +228,10 @@ def _as_signed(work: Work, codes: gs.Tensor, bits: int, name: str) -> gs.Tensor:
     """
     half = 2 ** (bits - 1)
     highest, others, above = (
-        work.constant(f"plane/bits{mask}", scalar(mask, np.uint8)) for mask in (half, half - 1, 256 - half)
+        work.constant(f"codes/mask{mask}", scalar(mask, np.uint8)) for mask in (half, half - 1, 256 - half)
     )
     bit = work.add("BitwiseAnd", f"{name}/sign/BitwiseAnd", [codes, highest])
     is_positive = work.add("Cast", f"{name}/sign/Cast", [bit], to=onnx.TensorProto.BOOL)
     positive = work.add("BitwiseAnd", f"{name}/positive/BitwiseAnd", [codes, others])
     negative = work.add("BitwiseOr", f"{name}/negative/BitwiseOr", [codes, above])
     return work.add("Where", f"{name}/Where", [is_positive, positive, negative])
-
-
-def _unpack_by_floats(work: Work, product: Product, codes: Array, name: str) -> gs.Tensor:
-    """int8 [inputs, outputs]. All numbers are whole and at most 255, so floats hold them exactly."""
-    joined: gs.Tensor | None = None
-    for low, width in planes_of(product.rhs.bits):
-        plane = work.constant(f"{name}/plane{width}", pack_plane(codes, low, width)[None, None])
-        field: gs.Tensor = work.add("Cast", f"{name}/plane{width}/Cast", [plane], to=onnx.TensorProto.FLOAT)
-        for half in (4, 2, 1):
-            if half >= width:
-                field = _halved(work, field, half, f"{name}/plane{width}.{half}")
-        joined = field if joined is None else _add_higher(work, joined, field, low, f"{name}/plane{width}")
-    assert joined is not None
-    lowest = work.constant(f"plane/low{-product.rhs.low}", scalar(product.rhs.low, np.float32))
-    flat = work.add("Reshape", f"{name}/Flatten", [joined, work.constant("plane/flat", integers(1, -1))])
-    whole = _whole(work, flat, codes.shape, name)
-    return _as_int8(work, work.add("Add", f"{name}/Add", [whole, lowest]), name)
-
-
-def _halved(work: Work, field: gs.Tensor, bits: int, name: str) -> gs.Tensor:
-    """floats [a, 1, n] of 2 * `bits` bits each -> [2a, 1, n], the lower half of each before its upper half."""
-    step, inverse = (
-        work.constant(f"plane/{what}{bits}", scalar(value, np.float32))
-        for what, value in (("step", 2.0**bits), ("inverse", 2.0**-bits))
-    )
-    upper = work.add("Floor", f"{name}/Floor", [work.add("Mul", f"{name}/Mul", [field, inverse])])
-    lower = work.add("Sub", f"{name}/Sub", [field, work.add("Mul", f"{name}/Mul_1", [upper, step])])
-    both = work.add("Concat", f"{name}/Concat", [lower, upper], axis=1)
-    rows = work.constant(f"{name}/rows", integers(8 // bits, 1, -1))
-    return work.add("Reshape", f"{name}/Reshape", [both, rows])
-
-
-def _add_higher(work: Work, codes: gs.Tensor, field: gs.Tensor, low: int, name: str) -> gs.Tensor:
-    """Codes whose lower bits are `codes` and whose bits from `low` on are `field`, each [.., 1, n] of any cut."""
-    shape = work.constant("plane/flat", integers(1, -1))
-    codes = work.add("Reshape", f"{name}/lower/Reshape", [codes, shape])
-    field = work.add("Reshape", f"{name}/higher/Reshape", [field, shape])
-    step = work.constant(f"plane/step{low}", scalar(2.0**low, np.float32))
-    return work.add("Add", f"{name}/Add", [codes, work.add("Mul", f"{name}/Mul", [field, step])])

@@ -70,7 +70,7 @@ def test_a_model_too_large_for_one_message_is_exported_with_its_weights_beside(
     plan = tmp_path / "small" / "plan.json"
     report = export(ExportRequest(plan=plan, output=tmp_path / "large"))
     assert {"float.onnx.data", "model.onnx.data"} <= {file.name for file in (tmp_path / "large").iterdir()}
-    assert report.sizes.model > 2 * (tmp_path / "large" / "model.onnx").stat().st_size
+    assert report.sizes.model > 1.5 * (tmp_path / "large" / "model.onnx").stat().st_size
     weights = [
         {item.name: item.raw_data for item in onnx.load(tmp_path / name / "model.onnx").graph.initializer}
         for name in ("small", "large")

@@ -55,24 +55,28 @@ class Reader:
     def weight(self, product: str, bits: int, shape: tuple[int, ...]) -> tuple[Array, Array]:
         """Codes [inputs, outputs] and scale of the weight that a product reads through its DequantizeLinear."""
         dequantize = self.maker[self.nodes[product].input[1]]
-        assert dequantize.op_type == "DequantizeLinear" and len(dequantize.input) == 2
+        zero = self.constants[dequantize.input[2]] if len(dequantize.input) > 2 else np.zeros(1)
+        assert dequantize.op_type == "DequantizeLinear" and (zero == (0 if bits == 8 else 2 ** (bits - 1))).all()
         plain = self.constants.get(dequantize.input[0])
         assert (plain is None) == (bits < 8), "weights of eight bits are stored as they are, others packed"
         codes = self.unpack(product.replace("/MatMul", ""), bits, shape) if plain is None else plain
         return codes, self.constants[dequantize.input[1]]
 
     def unpack(self, name: str, bits: int, shape: tuple[int, ...]) -> Array:
-        """Codes from planes of 1, 2 and 4 bits, lowest first: code i + j * bytes is in byte i, at bit j * width."""
-        codes: Array = np.zeros(np.prod(shape), np.int64)
-        low = 0
-        for width in (1, 2, 4):
-            if bits & width:
-                plane = self.constants[f"{name}/weight/plane{width}"].reshape(-1).astype(np.int64)
-                values = np.concatenate([plane >> shift & 2**width - 1 for shift in range(0, 8, width)])
-                codes += values[: codes.size] << low
-                low += width
-        signed: Array = codes.reshape(shape) - 2 ** (bits - 1)
-        return signed
+        """Codes of four bits: two halves, in the lower and in the higher bits of each byte. Of six: three quarters in
+        the lower bits of three arrays of bytes; their highest two are the bits of the last quarter, the lowest first.
+        """
+        stored = [item.reshape(-1).astype(np.int64) for item in self.bytes_of(name)]
+        if bits == 4:
+            parts = [stored[0] & 15, stored[0] >> 4]
+        else:
+            assert bits == 6
+            parts = [*(item & 63 for item in stored), sum(item >> 6 << 2 * place for place, item in enumerate(stored))]
+        codes: Array = np.concatenate(parts).reshape(shape) - 2 ** (bits - 1)
+        return codes
+
+    def bytes_of(self, name: str) -> list[Array]:
+        return [self.constants[key] for number in range(8) if (key := f"{name}/weight/byte{number}") in self.constants]
 
     def parameters(self, node: str) -> list[Array]:
         return [self.constants[name].reshape(-1) for name in self.nodes[node].input if name in self.constants]
