@@ -64,8 +64,8 @@ class FoldHeadScales(Pass):
     The linear then computes in units of its consumers' scales: its column for head h is dequantised with
     scale / D_h, its bias divided by D_h, and the attention scale is multiplied in. The integer weights do not
     change. The products behind are multiplied by D_h of both sides afterwards (RestoreHeadScales).
-    For OpenVINO each side is moved as floats, and
-    quantised right in front of its product: behind a movement of bytes OpenVINO multiplies floats.
+    For OpenVINO each side is moved as floats, and quantised right in front of its product: behind a movement of bytes
+    OpenVINO multiplies floats. Only the Transpose of the keys comes after, which OpenVINO joins with the product.
     Sides that are not moved data of one linear are left to QuantizeActivations: correct, but slower. So are
     those of a linear that makes k and v alone, or one of the three: the proof of a file expects the fused one.
     """
@@ -105,7 +105,11 @@ class FoldHeadScales(Pass):
     def _quantize_side(self, work: Work, side: Side, common: ByteCodes) -> None:
         """Let the product read the side's codes through a DequantizeLinear."""
         scales, product = np.asarray(side.quantizer.scale, np.float32), side.product
-        own, x = _own_codes(side, common), product.node.inputs[side.index]
+        own, reader, place = _own_codes(side, common), product.node, side.index
+        transpose = _turned_by(reader.inputs[place])
+        if work.target == "openvino" and transpose is not None:
+            reader, place = transpose, 0
+        x = reader.inputs[place]
         if work.target == "openvino":
             own = centred_bytes(own)
             x = add_quantize(work, x, own, f"{side.name}/units")
@@ -115,13 +119,19 @@ class FoldHeadScales(Pass):
             x, own = choose_sign(work, product, x, own, side.name)
         same = bool((scales == scales[0]).all())
         read = replace(own, scale=float(scales[0])) if same else own
-        product.node.inputs[side.index] = add_dequantize(work, x, read, side.name)
+        reader.inputs[place] = add_dequantize(work, x, read, side.name)
         if not same:
             product.scale_output(scales / np.float32(own.scale))
         if side.index:
             product.rhs_done = True
         else:
             product.lhs_done = True
+
+
+def _turned_by(tensor: gs.Tensor) -> gs.Node | None:
+    """The Transpose that makes the tensor, for one reader."""
+    node = maker_of(tensor)
+    return node if node is not None and node.op == "Transpose" and len(tensor.outputs) == 1 else None
 
 
 def _sides(work: Work) -> Iterator[Side]:

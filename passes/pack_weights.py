@@ -35,11 +35,11 @@ def _stored_bytes(product: Product) -> int:
     """Bytes of all constants that the weight's codes are computed from."""
     dequantize = maker_of(product.node.inputs[1])
     assert dequantize is not None
-    above, constants = [dequantize.inputs[0]], {}
+    above, constants = [dequantize.inputs[0]], dict[str, int]()
     while above:
         tensor = above.pop()
         if isinstance(tensor, gs.Constant):
-            constants[tensor.name] = tensor.values.nbytes
+            constants[tensor.name] = int(tensor.values.nbytes)
         above += [item for node in tensor.inputs for item in node.inputs]
     return sum(constants.values())
 
@@ -80,7 +80,7 @@ class Piece:
 
     @property
     def mask(self) -> int:
-        return (2**self.width - 1) << self.at
+        return ((1 << self.width) - 1) << self.at
 
 
 def layout_of(bits: int) -> list[list[Piece]]:
@@ -98,7 +98,7 @@ def layout_of(bits: int) -> list[list[Piece]]:
 
 def _joined(places: Sequence[tuple[int, int]]) -> list[Piece]:
     """(byte, bit) of each bit of a code, the lowest first: a piece for each byte."""
-    pieces = []
+    pieces: list[Piece] = []
     for byte, of_byte in groupby(places, key=lambda place: place[0]):
         at = [bit for _, bit in of_byte]
         pieces.append(Piece(byte, at[0], len(at), sum(piece.width for piece in pieces)))
@@ -148,7 +148,7 @@ def _codes_by_bits(work: Work, stored: Sequence[gs.Tensor], bits: int, name: str
     codes = []
     for number, pieces in enumerate(layout_of(bits)):
         parts = [_piece(work, stored[piece.byte], piece, f"{name}/code{number}.{piece.to}") for piece in pieces]
-        code = parts[0]
+        code: gs.Tensor = parts[0]
         for part, piece in zip(parts[1:], pieces[1:], strict=True):
             code = work.add("BitwiseOr", f"{name}/code{number}.{piece.to}/BitwiseOr", [code, part])
         codes.append(code)
@@ -170,7 +170,7 @@ def _codes_by_floats(work: Work, stored: Sequence[gs.Tensor], bits: int, name: s
     fields: dict[Piece, gs.Tensor] = {}
     layout = layout_of(bits)
     for number, byte in enumerate(stored):
-        rest = work.add("Cast", f"{name}/byte{number}/Cast", [byte], to=onnx.TensorProto.FLOAT)
+        rest: gs.Tensor = work.add("Cast", f"{name}/byte{number}/Cast", [byte], to=onnx.TensorProto.FLOAT)
         of_byte = sorted(
             (piece for code in layout for piece in code if piece.byte == number), key=lambda item: -item.at
         )

@@ -46,6 +46,8 @@ def done_sides_carry_codes(work: Work) -> Iterator[Violation]:
 def _why_no_codes(work: Work, product: Product, index: int) -> str | None:
     """What is wrong with the way of a side's codes into the product; None where nothing is."""
     dequantize = maker_of(product.node.inputs[index])
+    if dequantize is not None and dequantize.op == "Transpose" and work.target == "openvino":
+        dequantize = maker_of(dequantize.inputs[0])
     if dequantize is None or dequantize.op != "DequantizeLinear":
         return f"comes from {'nothing' if dequantize is None else dequantize.op}, not from a DequantizeLinear"
     if product.has_weight and index == 1:

@@ -71,7 +71,10 @@ class Reader:
             parts = [stored[0] & 15, stored[0] >> 4]
         else:
             assert bits == 6
-            parts = [*(item & 63 for item in stored), sum(item >> 6 << 2 * place for place, item in enumerate(stored))]
+            parts = [
+                *(item & 63 for item in stored),
+                np.sum([item >> 6 << 2 * place for place, item in enumerate(stored)], axis=0),
+            ]
         codes: Array = np.concatenate(parts).reshape(shape) - 2 ** (bits - 1)
         return codes
 
