@@ -1,4 +1,5 @@
-"""Engines that run exported files, each in an environment of its own: made where it is missing, kept, used again.
+"""The engines we claim, and how they run exported files: each in an environment of its own, made where it is missing,
+kept, used again.
 
 The runners lie in tests/engines/: scripts that need nothing of this package, so that they work next to any version.
 """
@@ -28,6 +29,13 @@ from ptq4vit_onnx.proof.kernels import audit
 
 Array = np.ndarray[Any, Any]
 Package = Literal["onnxruntime", "openvino", "onnxruntime-web", "onnx"]
+# What ships each operator at all: ONNX Runtime has opset 20 since 1.17. OpenVINO before 2026.2 leaves out three of four
+# bytes where operations on bits meet a scalar, so whatever has such an operator is garbage there.
+ONNX_RUNTIMES = ("1.17.0", "1.17.3", "1.18.1", "1.19.2", "1.20.1", "1.21.1", "1.22.1", "1.23.2", "1.24.4", "1.26.0",
+                 "1.28.0", "1.30.0")  # fmt: skip
+OPENVINOS = ("2026.2.0",)
+WEBS = ("1.17.3", "1.20.1", "1.30.0")
+OLDER_OPENVINOS = ("2024.3.0", "2025.4.1", "2026.1.0")
 RUNNERS = Path(__file__).resolve().parents[1] / "tests" / "engines"
 NAMES: Mapping[Package, str] = {
     "onnxruntime": "ONNX Runtime",
@@ -42,12 +50,19 @@ _OPENVINO_PRODUCTS = frozenset({"MatMul", "FullyConnected", "Convolution"})
 _OPENVINO_INTEGERS = frozenset({"i8", "u8"})
 
 
+# What pip and npm say where the index cannot be reached, or has no such version for this Python: no defect of ours.
+_UNREACHABLE = re.compile(
+    r"No matching distribution|Could not find a version"
+    r"|E40[134]\b|E50\d|ENOTFOUND|ECONN|ETIMEDOUT|EAI_AGAIN|ENETUNREACH"
+)
+
+
 class UnavailableError(Exception):
     """An engine that cannot be had here, and why."""
 
 
 class FailedError(Exception):
-    """An engine that does not load or run a model: the first line of what it says."""
+    """An engine that does not load or run a model, or cannot be installed: the line that says why."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +74,15 @@ class Engine:
 
     def __str__(self) -> str:
         return f"{NAMES[self.package]} {self.version or installed(self.package)}"
+
+
+CLAIMED = (
+    *(Engine("onnxruntime", number) for number in ONNX_RUNTIMES),
+    *(Engine("openvino", number) for number in (*OPENVINOS, "")),
+    *(Engine("onnxruntime-web", number) for number in WEBS),
+    Engine("onnx"),
+)
+TRIED = tuple(Engine("openvino", number) for number in OLDER_OPENVINOS)  # shown for what they do; no limit holds
 
 
 @dataclass(frozen=True)
@@ -114,15 +138,17 @@ def compare(outputs: Array, newest: Array, floats: Array) -> Comparison:
     )
 
 
-def run(engine: Engine, model: Path, images: Path, environments: Path) -> Outcome:
-    """`model` on the images of an .npy file. environments: where they are kept.
+def run(engine: Engine, model: Path, images: Path, environments: Path, as_written: bool = False) -> Outcome:
+    """`model` on the images of an .npy file. environments: where they are kept. as_written: ONNX Runtime in Python
+    leaves its optimiser out.
 
     Raises UnavailableError or FailedError.
     """
     with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as scratch:
         folder = Path(scratch)
         if engine.package == "onnxruntime":
-            _call([python_with(engine, environments), RUNNERS / "run_onnxruntime.py", model, images, folder])
+            form = ["--as-written"] if as_written else []
+            _call([python_with(engine, environments), RUNNERS / "run_onnxruntime.py", model, images, folder, *form])
             plan = model.parent / "plan.json"
             executed = audit(model, read_plan(plan) if plan.is_file() else None, onnx.load(folder / "optimised.onnx"))
             counts = executed.integers, len(executed.products) + len(executed.floats)
@@ -146,8 +172,9 @@ def python_with(engine: Engine, environments: Path) -> Path:
     wanted = [f"{engine.package}=={engine.version}", *_beside(engine)]
     if not (folder / "ready").is_file():
         shutil.rmtree(folder, ignore_errors=True)
-        _install([sys.executable, "-m", "venv", str(folder)], engine)
-        _install([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted], engine)
+        _install([sys.executable, "-m", "venv", "--without-pip", str(folder)], engine)
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "--quiet", "--disable-pip-version-check"]
+        _install([*pip, "install", *wanted], engine)
         (folder / "ready").touch()
     return python
 
@@ -177,7 +204,8 @@ def node_packages(engine: Engine, environments: Path) -> Path:
 def _install(command: Sequence[str], engine: Engine) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     if done.returncode:
-        raise UnavailableError(f"{engine} cannot be installed: {_said(done)}")
+        kind = UnavailableError if _UNREACHABLE.search(done.stdout + done.stderr) else FailedError
+        raise kind(f"{engine} cannot be installed: {_said(done)}")
 
 
 def _call(command: Sequence[Any]) -> str:
@@ -189,10 +217,14 @@ def _call(command: Sequence[Any]) -> str:
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:
-    """The line that names the error; else the last one; else, of a process that was killed, its exit code."""
+    """The line that names the error; else the last one; else, of a process that was killed, its exit code.
+
+    OpenVINO names a place in its sources first; what is wrong stands in the last line.
+    """
     lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"\w*(Error|Exception|NotImplemented|Fail)\b.*:", line)]
-    return (errors or lines or [f"exit code {done.returncode}"])[-1]
+    named = [line for line in errors if "Exception from" not in line]
+    return (named or lines or [f"exit code {done.returncode}"])[-1]
 
 
 def _openvino_products(layers: Sequence[Mapping[str, str]]) -> tuple[int, int]:
@@ -201,7 +233,11 @@ def _openvino_products(layers: Sequence[Mapping[str, str]]) -> tuple[int, int]:
 
 
 def _profiled_products(profile: str) -> tuple[int, int]:
-    kernels = [event.get("args", {}).get("op_name") for event in json.loads(profile) if event["cat"] == "Node"]
+    """Of every node once. Older releases also note the time before and after each kernel, as events of their own."""
+    events = (
+        event for event in json.loads(profile) if event["cat"] == "Node" and event["name"].endswith("_kernel_time")
+    )
+    kernels = {event["name"]: event.get("args", {}).get("op_name") for event in events}.values()
     return sum(kernel in INTEGER_KERNELS for kernel in kernels), sum(kernel in PRODUCT_KERNELS for kernel in kernels)
 
 

@@ -39,7 +39,7 @@ from ptq4vit_onnx.passes.work import Work
 from ptq4vit_onnx.plan.file_layout import InputType, Target
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 
-OLDEST_RUNTIME = "ONNX Runtime 1.17"
+OLDEST_RUNTIME = "ONNX Runtime 1.17, onnxruntime-web 1.17, OpenVINO 2026.2"
 OLDEST_IR = 9  # of opset 20, and the newest that ONNX Runtime 1.17 reads
 
 __all__ = ["PASSES", "InvariantError", "PassError", "PassReport", "quantize"]

@@ -52,12 +52,16 @@ def _factors(work: Work, product: Product, scales: Array) -> Array:
     """float32 [heads, 1, 1], which multiplies [.., heads, rows, columns] head by head.
 
     For OpenVINO [heads, rows, 1]: a factor for each head alone it would multiply into the right side, as floats, before
-    it looks for integer products.
+    it looks for integer products. Of a single row [heads, 1, columns]: where a QuantizeLinear follows, OpenVINO refuses
+    a factor for each head alone.
     """
     factors = _by_head(scales)
     shape = product.node.outputs[0].shape
-    rows = shape[-2] if work.target == "openvino" and shape is not None and len(shape) > 1 else 1
-    return np.repeat(factors, rows, axis=1) if isinstance(rows, int) else factors
+    if work.target != "openvino" or shape is None or len(shape) < 2:
+        return factors
+    axis = -1 if shape[-2] == 1 else -2
+    length = shape[axis]
+    return np.repeat(factors, length, axis) if isinstance(length, int) else factors
 
 
 def _by_head(scales: Array) -> Array:

@@ -86,6 +86,14 @@ def quick_spine(float_export: Callable[..., FloatExport], monkeypatch: pytest.Mo
 
 
 @pytest.fixture(scope="session")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where other engines are installed: a folder that PTQ4VIT_ENVIRONMENTS names and that is kept, else one for the
+    session."""
+    kept = os.environ.get("PTQ4VIT_ENVIRONMENTS")
+    return Path(kept) if kept else tmp_path_factory.mktemp("environments")
+
+
+@pytest.fixture(scope="session")
 def digits(load_model: Callable[[str], Any]) -> np.ndarray[Any, Any]:
     """The first eight embedded test images, preprocessed."""
     from ptq4vit_onnx.images.embedded import embedded_digits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -121,3 +122,21 @@ def test_the_links_in_the_package_point_to_the_two_folders() -> None:
     for name in ("passes", "models"):
         link = ROOT / "ptq4vit_onnx" / name
         assert link.is_symlink() and link.resolve() == ROOT / name
+
+
+def test_the_lower_bounds_are_the_oldest_set_that_is_tested() -> None:
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    named = [*project["dependencies"], *extras["transformers"], *extras["openvino"]]
+    assert set(extras["transformers"] + extras["openvino"]) <= set(extras["dev"])
+    bounds = dict(item.split(">=") for item in named)
+    lines = (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.lower().split("==") for line in lines if not line.startswith("#"))
+    assert {name: whole(number) for name, number in bounds.items()} == {name: whole(n) for name, n in pins.items()}
+
+
+def whole(version: str) -> list[int]:
+    """2.13 and 2.13.0 are one version."""
+    numbers = [int(number) for number in re.findall(r"\d+", version)]
+    return numbers + [0] * (3 - len(numbers))

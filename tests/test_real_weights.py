@@ -9,12 +9,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import real_data
+from benchmarks.engine_runs import CLAIMED, Engine, UnavailableError, compare, run
 from ptq4vit_onnx import api
 
 PHOTOS, FOLD = 300, 3
+ENGINE_PHOTOS = 100
 # ViT-T at W8A8 measured 0.0071 nats on 3000 validation photos. Single photos of this fold spread by 0.0093, so the mean
 # of 300 may lie 3 * 0.0093 / sqrt(300) = 0.0016 above it; a quarter more is for CPUs whose last bits lead the search to
 # other scales. It is a limit that tells the defaults from the published form, which measures 0.030.
@@ -67,3 +70,25 @@ def test_a_trained_model_stays_within_its_known_distance_from_float(exported: Pa
     assert {check.status for check in result.checks if check.name in ("kernels", "sites", "agreement", "kl")} == {
         "passed"
     }
+
+
+def test_the_oldest_runtime_predicts_what_the_newest_does(
+    exported: Path, data: Path, environments: Path, tmp_path: Path
+) -> None:
+    """The table of all engines, with more photos, is benchmarks/engines.py."""
+    model = real_data.load_model("vit_t")
+    np.save(tmp_path / "images.npy", real_data.validation_images(model, FOLD, ENGINE_PHOTOS).images)
+    oldest = next(engine for engine in CLAIMED if engine.package == "onnxruntime")
+    try:
+        found, newest, floats = (
+            run(engine, exported / name, tmp_path / "images.npy", environments)
+            for engine, name in (
+                (oldest, "model.onnx"),
+                (Engine("onnxruntime"), "model.onnx"),
+                (Engine("onnxruntime"), "float.onnx"),
+            )
+        )
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    assert found.integers == found.products
+    assert compare(found.outputs, newest.outputs, floats.outputs).broken == []

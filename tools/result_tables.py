@@ -104,6 +104,7 @@ def _matrix(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
         found = [known.get((engine, model), {}) for model in models]
         fewer = {row["images"] for row in found if row.get("images", 1000) < FEW_IMAGES}
         remark = f" ({', '.join(map(str, sorted(fewer)))} images)" if fewer else ""
+        remark += "" if all(row.get("claimed", True) for row in found) else " (not claimed)"
         lines.append([engine + remark, *("" if not row else row["error"] or cell(row) for row in found)])
     return _table(("", *models), lines)
 

@@ -38,7 +38,7 @@ def test_the_file_is_standard_onnx_and_keeps_the_models_metadata(small: Small, x
     assert {item.key: item.value for item in quantized.metadata_props} == {
         "name": "small",
         "ptq4vit_onnx.target": "onnxruntime",
-        "ptq4vit_onnx.oldest_runtime": "ONNX Runtime 1.17",
+        "ptq4vit_onnx.oldest_runtime": "ONNX Runtime 1.17, onnxruntime-web 1.17, OpenVINO 2026.2",
     }
     assert (quantized.producer_name, quantized.producer_version) == ("a maker", "1.2")
     assert [item.name for item in quantized.graph.input] == ["x"]

@@ -1,0 +1,15 @@
+"""All forms of files, made once for the tests of operators and those of engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engines.forms import Array, Form, forms
+
+
+@pytest.fixture(scope="session")
+def all_forms(float_export: Callable[..., Any], digits: Array) -> list[Form]:
+    return list(forms(float_export, digits))
