@@ -13,9 +13,9 @@ import pytest
 
 from ptq4vit_onnx import api
 from ptq4vit_onnx.cli import main as cli
-from ptq4vit_onnx.proof.parity_gate import Check, ParityResult
+from ptq4vit_onnx.proof.parity_result import Check, ParityResult
 
-CHECKS = ["kernels", "saturation", "parameters", "sites", "agreement", "kl", "drop"]
+CHECKS = ["plan", "graph", "kernels", "saturation", "sites", "agreement", "kl", "drop"]
 
 
 @pytest.fixture
