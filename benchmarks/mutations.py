@@ -15,6 +15,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -274,8 +275,8 @@ def caught_by(path: Path, reference: Path, plan: Path | None, require_plan: bool
     return next((check.name for check in result.checks if check.status == "failed"), "")
 
 
-def rows_of(folder: Path, kind: str, count: int) -> Iterator[dict[str, Any]]:
-    """A row for each mutation."""
+def tried(folder: Path, kind: str, count: int) -> Iterator[dict[str, Any]]:
+    """Each mutation: whether it changes an output, and which check fails first."""
     model, reference = onnx.load(folder / "model.onnx"), folder / "float.onnx"
     right = outputs(folder / "model.onnx")
     assert caught_by(folder / "model.onnx", reference, folder / "plan.json") == "", "the file as it is must pass"
@@ -290,17 +291,25 @@ def rows_of(folder: Path, kind: str, count: int) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| mutation | number | change an output | caught with the plan | without | others caught: with | without |"
-    yield "|---|---|---|---|---|---|---|"
-    for kind, how in dict.fromkeys((row["kind"], row["how"]) for row in rows):
-        own = [row for row in rows if (row["kind"], row["how"]) == (kind, how)]
-        parts = [[row for row in own if row["changes"] is changes] for changes in (True, False)]
-        counts = [sum(bool(row[how_caught]) for row in part) for part in parts for how_caught in CAUGHT]
-        yield f"| {kind}: {how} | {len(own)} | {len(parts[0])} | " + " | ".join(map(str, counts)) + " |"
+def counted(model: str, found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A row for each way to mutate. first checks: with the plan, how often each check was the first to fail."""
+    for kind, how in dict.fromkeys((item["kind"], item["how"]) for item in found):
+        own = [item for item in found if (item["kind"], item["how"]) == (kind, how)]
+        changing, others = ([item for item in own if item["changes"] is changes] for changes in (True, False))
+        yield {
+            "model": model, "kind": kind, "how": how, "number": len(own), "change an output": len(changing),
+            "caught with the plan": sum(bool(item["with plan"]) for item in changing),
+            "caught without": sum(bool(item["without plan"]) for item in changing),
+            "others caught with the plan": sum(bool(item["with plan"]) for item in others),
+            "others caught without": sum(bool(item["without plan"]) for item in others),
+            "first checks": dict(Counter(item["with plan"] for item in own if item["with plan"])),
+        }  # fmt: skip
 
 
-CAUGHT = ("with plan", "without plan")
+def table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    titles = [title for title in rows[0] if title not in ("model", "first checks")]
+    yield f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}"
+    yield from (f"| {' | '.join(str(row[title]) for title in titles)} |" for row in rows)
 
 
 def main() -> None:
@@ -315,12 +324,13 @@ def main() -> None:
         folder = (parsed.exports or Path(temporary)) / name.lower().replace(" ", "_")
         if not folder.is_dir():
             api.export(parsed.model, bits=parsed.bits, output=folder)
-        rows = [row for kind in parsed.only for row in rows_of(folder, kind, COUNTS[kind])]
-    known = results.read("mutations").get("rows", [])
-    kept = [row for row in known if row["model"] != name or row["kind"] not in parsed.only]
-    results.write("mutations", kept + [{"model": name, **row} for row in rows], images=IMAGES, seed=SEED)
-    print("\n".join(summary(rows)))
-    missed = [row for row in rows if row["changes"] and not row["with plan"]]
+        found = [item for kind in parsed.only for item in tried(folder, kind, COUNTS[kind])]
+    rows = list(counted(name, found))
+    kept = results.read("mutations").get("rows", [])
+    kept = [row for row in kept if row["model"] != name or row["kind"] not in parsed.only]
+    results.write("mutations", kept + rows, images=IMAGES, parity_images=PARITY_IMAGES, seed=SEED)
+    print("\n".join(table(rows)))
+    missed = [item for item in found if item["changes"] and not item["with plan"]]
     if missed:
         raise SystemExit(f"{len(missed)} pass with the plan: {missed[:5]}")
 
