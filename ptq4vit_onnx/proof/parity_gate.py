@@ -34,7 +34,7 @@ from ptq4vit_onnx.proof.openvino_kernels import audit_openvino
 from ptq4vit_onnx.proof.parity_result import Check, Limits, ParityResult, Status, option_of
 from ptq4vit_onnx.proof.replay import Divergence, divergences
 from ptq4vit_onnx.proof.site_parity import check_sites
-from ptq4vit_onnx.proof.whole_graph.checks import UNKNOWN, check_graph
+from ptq4vit_onnx.proof.whole_graph.checks import NOT_FOLLOWED, UNKNOWN, check_graph
 from ptq4vit_onnx.runtime.engines import TITLES, EngineName
 from ptq4vit_onnx.runtime.inner_tensors import fetch
 from ptq4vit_onnx.runtime.session import optimised_model
@@ -119,16 +119,18 @@ def _inside(
 ) -> list[Check]:
     """What the graph says, and what its kernels return. wrong: what was found in the graph, if anything: such a graph
     may be one that these checks cannot follow."""
-    kernels = audit(model.path, plan, optimised)
-    checks = [_kernels(kernels), _saturation(kernels, plan)]
-    if plan is None:
-        return [*checks, Check("sites", "skipped", "no plan; give --plan plan.json")]
+    checks: list[Check] = []
     try:
+        kernels = audit(model.path, plan, optimised)
+        checks += [_kernels(kernels), _saturation(kernels, plan)]
+        if plan is None:
+            return [*checks, Check("sites", "skipped", "no plan; give --plan plan.json")]
         return [*checks, _sites(model, reference, plan, few, optimised)]
-    except (UserError, AssertionError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+    except (*NOT_FOLLOWED, RecursionError) as error:
         if wrong is None:
             raise
-        return [*checks, Check("sites", "failed", f"the products of this graph cannot be followed: {error}")]
+        failed = Check("sites" if checks else "kernels", "failed", f"this graph cannot be followed: {error}")
+        return [*checks, failed]
 
 
 def _sites(model: ModelFile, reference: ModelFile, plan: ScalePlan, few: Array, optimised: Any) -> Check:

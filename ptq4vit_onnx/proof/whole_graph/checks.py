@@ -28,20 +28,20 @@ UNKNOWN = (
     "the nodes that products are made of",
 )
 _VERSION = "ptq4vit_onnx.version"
-# What a pass may raise on a plan that does not fit, or is broken; a UserError comes with its own words.
-_NOT_APPLICABLE = (UserError, AssertionError, ValueError, TypeError, LookupError, ArithmeticError)
+# What passes and checks may raise on a plan or a graph that is broken; a UserError comes with its own words.
+NOT_FOLLOWED = (UserError, AssertionError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
 
 def check_graph(model: ModelFile, reference: ModelFile, plan: ScalePlan | None, require_plan: bool) -> list[Check]:
     """Whether the file is made of this plan, and whether every part of it is what export writes."""
     held, wanted = _loaded(model), load(reference.path)
     if plan is None:
-        found = [*unsound_constants(held, wanted), *structure_differences(held, wanted)]
+        found = _without_plan(held, wanted)
         sentence = "by its structure it is the float model, with products of other numbers"
         return [_no_plan(model, require_plan), _verdict(sentence, "the float model's structure", found, held, plan)]
     try:
         expected, _ = quantize(wanted, plan, _input_of(held), _target_of(held))
-    except _NOT_APPLICABLE as error:
+    except NOT_FOLLOWED as error:
         sentence = f"the plan cannot be applied to {reference.path}: {' '.join(str(error).split())}"
         return [_plan(held, plan), Check("graph", "failed", sentence)]
     gc.collect()  # a graph of onnx-graphsurgeon, which holds all weights, is full of cycles
@@ -49,6 +49,13 @@ def check_graph(model: ModelFile, reference: ModelFile, plan: ScalePlan | None, 
     sentence = f"{parts} are those that export writes for the float model and this plan"
     _use_plan_of(held, expected)
     return [_plan(held, plan), _verdict(sentence, "what export writes", differences(held, expected), held, plan)]
+
+
+def _without_plan(held: onnx.ModelProto, wanted: onnx.ModelProto) -> list[Difference]:
+    try:
+        return [*unsound_constants(held, wanted), *structure_differences(held, wanted)]
+    except (*NOT_FOLLOWED, RecursionError) as error:
+        return [Difference("", f"the graph cannot be followed: {type(error).__name__}: {error}")]
 
 
 def _loaded(model: ModelFile) -> onnx.ModelProto:

@@ -47,12 +47,13 @@ def differences(found: onnx.ModelProto, expected: onnx.ModelProto) -> list[Diffe
 def _nodes(found: Any, expected: Any) -> Iterator[tuple[int, Difference]]:
     """Each with its place in the expected network."""
     held, wanted = list(found.node), list(expected.node)
+    constants = _by_tensor(found), _by_tensor(expected)
     pairs, extra, missing = _pairs(held, wanted)
     for own, place in pairs:
         name = wanted[place].name
         if held[own].name != name:
             yield place, Difference(name, f"{wanted[place].op_type} {name} is called {held[own].name!r}")
-        for sentence in _node_differences(held[own], wanted[place]):
+        for sentence in _node_differences(held[own], wanted[place], constants):
             yield place, Difference(name, sentence)
     for place in missing:
         yield place, Difference(wanted[place].name, f"{wanted[place].op_type} {wanted[place].name} is missing")
@@ -91,20 +92,30 @@ def _matched(held: Mapping[int, Any], wanted: Mapping[int, Any]) -> tuple[list[t
     return pairs, sorted(place for rest in places.values() for place in rest), missing
 
 
-def _node_differences(held: Any, wanted: Any) -> Iterator[str]:
+_Constants = tuple[dict[str, Any], dict[str, Any]]
+
+
+def _by_tensor(graph: Any) -> dict[str, Any]:
+    return {tensor.name: tensor for tensor in graph.initializer}
+
+
+def _node_differences(held: Any, wanted: Any, constants: _Constants) -> Iterator[str]:
     if _bytes_of(held) == _bytes_of(wanted):
         return
-    yield from _named_differences(held, wanted)
+    yield from _named_differences(held, wanted, constants)
     yield from field_differences(held, wanted, wanted.name, {"name", "op_type", "input", "output", "attribute"})
 
 
-def _named_differences(held: Any, wanted: Any) -> Iterator[str]:
+def _named_differences(held: Any, wanted: Any, constants: _Constants) -> Iterator[str]:
     if held.op_type != wanted.op_type:
         yield f"{wanted.name} is a {held.op_type}, expected {wanted.op_type}"
     for what, verb in (("input", "reads"), ("output", "writes")):
         for position, (own, other) in enumerate(zip_longest(getattr(held, what), getattr(wanted, what), fillvalue="")):
             if own != other:
-                yield f"{wanted.name} {verb} {own or 'nothing'} instead of {other or 'nothing'} as {what} {position}"
+                tensors = constants[0].get(own), constants[1].get(other)
+                values = "" if None in tensors else f"; it {_tensor_difference(*tensors)}"
+                said = f"{wanted.name} {verb} {own or 'nothing'} instead of {other or 'nothing'} as {what} {position}"
+                yield said + values
     own_attributes, attributes = ({item.name: item for item in node.attribute} for node in (held, wanted))
     if len(held.attribute) != len(own_attributes):
         yield f"{wanted.name} has an attribute twice"
@@ -132,7 +143,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _constants(found: Any, expected: Any) -> Iterator[tuple[int, Difference]]:
-    held, wanted = ({tensor.name: tensor for tensor in graph.initializer} for graph in (found, expected))
+    held, wanted = _by_tensor(found), _by_tensor(expected)
     readers: dict[str, tuple[int, str]] = {}
     for graph in (found, expected):
         for place, node in enumerate(graph.node):
@@ -152,10 +163,14 @@ def _constant(name: str, held: Any, wanted: Any) -> str | None:
         return f"constant {name} is {'missing' if held is None else 'none of the export'}"
     if _bytes_of(held) == _bytes_of(wanted):
         return None
+    return f"constant {name} {_tensor_difference(held, wanted)}"
+
+
+def _tensor_difference(held: Any, wanted: Any) -> str:
     own, other = _array(held), _array(wanted)
     if own is None or other is None:
-        return f"constant {name} is stored otherwise, and cannot be read"
-    return f"constant {name} {_array_difference(own, other)}"
+        return "is stored otherwise, and cannot be read"
+    return _array_difference(own, other)
 
 
 def _array(tensor: Any) -> Array | None:

@@ -174,6 +174,11 @@ def test_an_attack_is_said_in_words(
     assert graph_of(change, with_plan=False).status == ("failed" if seen_without else "passed")
 
 
+def test_a_renamed_norms_other_weight_is_said_with_its_largest_difference(graph_of: Callable[..., Check]) -> None:
+    said = f"{NORM} reads other_weight instead of blocks.0.norm1/folded_weight as input 1; it differs in "
+    assert any(detail.startswith(said) for detail in graph_of(renamed_norm).details)
+
+
 def test_a_changed_constant_is_said_with_its_largest_difference_and_place(graph_of: Callable[..., Check]) -> None:
     def last_bit(model: Any) -> None:
         tensor = next(item for item in model.graph.initializer if item.name == "pos_embed")
@@ -312,6 +317,23 @@ def test_without_a_plan_what_no_plan_explains_fails(change: Change, said: str, g
     found = graph_of(change, with_plan=False)
     assert found.status == "failed"
     assert any(said in detail for detail in found.details), found.details
+
+
+def chain(model: Any) -> None:
+    behind(model, NORM, *[("Identity", [])] * 3000)
+
+
+def codes_without_inputs(model: Any) -> None:
+    del node_of(model, "blocks.0.attn.qkv/lhs/DequantizeLinear").input[:]
+
+
+@pytest.mark.parametrize("change", [chain, codes_without_inputs])
+@pytest.mark.parametrize("with_plan", [True, False])
+def test_a_graph_that_cannot_be_followed_fails_in_words(
+    change: Change, with_plan: bool, graph_of: Callable[..., Check]
+) -> None:
+    found = graph_of(change, with_plan)
+    assert found.status == "failed" and found.sentence
 
 
 # Mutations, a few of those of benchmarks/mutations.py.
