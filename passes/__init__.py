@@ -37,9 +37,13 @@ from ptq4vit_onnx.passes.tidy import Tidy
 from ptq4vit_onnx.passes.unify_products import UnifyProducts
 from ptq4vit_onnx.passes.work import Work
 from ptq4vit_onnx.plan.file_layout import InputType, Target
+from ptq4vit_onnx.plan.plan_json import fingerprint
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 
 OLDEST_RUNTIME = "ONNX Runtime 1.17, onnxruntime-web 1.17, OpenVINO 2026.2"
+# Entries of the file's metadata that the float file does not have.
+OWN_METADATA = tuple(f"ptq4vit_onnx.{key}" for key in ("input", "target", "oldest_runtime", "plan_sha256"))
+INPUT, TARGET, OLDEST, PLAN = OWN_METADATA
 OLDEST_IR = 9  # of opset 20, and the newest that ONNX Runtime 1.17 reads
 
 __all__ = ["PASSES", "InvariantError", "PassError", "PassReport", "quantize"]
@@ -106,9 +110,9 @@ def quantize(
         setattr(quantized, field, getattr(float_model, field))
     quantized.metadata_props.extend(float_model.metadata_props)
     if input == "uint8":
-        quantized.metadata_props.add(key="ptq4vit_onnx.input", value="uint8 [batch, height, width, colours]")
-    quantized.metadata_props.add(key="ptq4vit_onnx.target", value=target)
-    quantized.metadata_props.add(key="ptq4vit_onnx.oldest_runtime", value=OLDEST_RUNTIME)
+        quantized.metadata_props.add(key=INPUT, value="uint8 [batch, height, width, colours]")
+    for key, value in ((TARGET, target), (OLDEST, OLDEST_RUNTIME), (PLAN, fingerprint(plan))):
+        quantized.metadata_props.add(key=key, value=value)
     return quantized, _report(work, before)
 
 

@@ -23,7 +23,8 @@ from ptq4vit_onnx.plan.plan_json import read_plan
 from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.progress import Progress, silent
 from ptq4vit_onnx.proof.openvino_kernels import audit_in
-from ptq4vit_onnx.proof.parity_gate import Check, Limits, ParityResult, check_files
+from ptq4vit_onnx.proof.parity_gate import check_files
+from ptq4vit_onnx.proof.parity_result import Check, Limits, ParityResult
 from ptq4vit_onnx.request import AnyPath, AnySize, AskedKind, resolve_request
 from ptq4vit_onnx.runtime.engines import EngineName, is_own_format, require_engine
 
@@ -154,6 +155,7 @@ def check_parity(
     data: AnyPath | None = None,
     *,
     plan: AnyPath | None = None,
+    require_plan: bool = False,
     min_agreement: float | None = None,
     max_drop: float | None = None,
     max_kl: float | None = None,
@@ -167,9 +169,11 @@ def check_parity(
     engine: EngineName = "onnxruntime",
     progress: Progress = silent,
 ) -> ParityResult:
-    """Whether a quantised model runs in integers, computes what its plan says, and agrees with the float model.
+    """Whether a quantised model is what export writes for its float model and plan, runs in integers, and agrees with
+    the float model.
 
-    reference: the float.onnx of the same export. plan: its plan.json; the one next to `model` if any.
+    reference: the float.onnx of the same export. plan: its plan.json; the one next to `model` if any. Without a plan
+    much cannot be checked, as the result says; require_plan: that is a failure.
     Limits, None for the output kind's default: min_agreement, a share of the images, 0..1: of equal predictions
     (logits, 0.99), or of those that keep their nearest neighbour (embedding, no limit). max_kl (logits): nats.
     max_drop: points of top-1 (logits) or of k-NN accuracy (embedding), needs labels. min_cosine (embedding, features):
@@ -190,7 +194,7 @@ def check_parity(
     chosen = Path(plan) if plan is not None else (beside if beside.is_file() else None)
     known = None if chosen is None else read_plan(chosen)
     source = _source(data, images, where, skip_unreadable, (known,))
-    return check_files(file, compared, source, known, limits, threads, batch, progress, engine)
+    return check_files(file, compared, source, known, limits, threads, batch, progress, engine, require_plan)
 
 
 def _plan_beside(file: ModelFile) -> ScalePlan | None:

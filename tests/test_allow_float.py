@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -119,7 +120,7 @@ def test_parity_knows_the_listed_floats_and_catches_one_that_is_not(exported: Re
     files = exported.folder / "model.onnx", exported.folder / "float.onnx"
     whole = check_parity(*files, images=8, min_agreement=0.0)
     checks = {check.name: check for check in whole.checks}
-    assert checks["kernels"].status == checks["sites"].status == checks["parameters"].status == "passed"
+    assert checks["kernels"].status == checks["sites"].status == checks["graph"].status == "passed"
     assert "4 stay in float as the plan says" in checks["kernels"].sentence
     plan = read_plan(exported.folder / "plan.json")
     fewer = {name: reason for name, reason in plan.floats.items() if name != "stem.6"}
@@ -127,6 +128,23 @@ def test_parity_knows_the_listed_floats_and_catches_one_that_is_not(exported: Re
     found = check_parity(*files, plan=tmp_path / "plan.json", images=8, min_agreement=0.0)
     kernels = next(check for check in found.checks if check.name == "kernels")
     assert (kernels.status, kernels.site) == ("failed", "stem.6")
+
+
+def test_parity_catches_an_extra_float_product_that_is_named_like_a_listed_one(
+    exported: Report, tmp_path: Path
+) -> None:
+    model = onnx.load(exported.folder / "model.onnx")
+    place, listed = [pair for pair in enumerate(model.graph.node) if pair[1].name.startswith("mix/float_")][-1]
+    output, listed.output[0] = listed.output[0], "once"
+    extra = onnx.helper.make_node("MatMul", ["once", listed.input[1]], [output], name="mix/float_MatMul_9")
+    model.graph.node.insert(place + 1, extra)
+    onnx.save(model, tmp_path / "model.onnx")
+    for plan in (exported.folder / "plan.json", None):
+        files = tmp_path / "model.onnx", exported.folder / "float.onnx"
+        found = check_parity(*files, plan=plan, images=8, min_agreement=0.0)
+        graph = next(check for check in found.checks if check.name == "graph")
+        assert graph.status == "failed"
+        assert any("MatMul 'mix/float_MatMul_9'" in detail for detail in graph.details)
 
 
 def test_the_users_module_is_left_as_it_was(exported: Report, hybrid: Any) -> None:

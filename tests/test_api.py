@@ -180,7 +180,7 @@ def test_check_parity_takes_the_plan_next_to_the_model(exported: Path, digit_fil
     model, reference = str(exported / "model.onnx"), exported / "float.onnx"
     result = ptq4vit_onnx.check_parity(model, reference, digit_files, threads=1)
     assert result.passed
-    assert [check.status for check in result.checks] == ["passed"] * 7
+    assert [check.status for check in result.checks] == ["passed"] * 8
     strict = ptq4vit_onnx.check_parity(model, reference, digit_files, threads=1, max_kl=0.0)
     assert not strict.passed
     assert strict.first_divergent is None  # no site is wrong

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from ptq4vit_onnx.evaluation.evaluate import Evaluation, Evaluations
     from ptq4vit_onnx.output_kinds.output_kind import Column
     from ptq4vit_onnx.progress import Progress
-    from ptq4vit_onnx.proof.parity_gate import ParityResult
+    from ptq4vit_onnx.proof.parity_result import Check, ParityResult
+
+SHOWN = 10  # differences of a check; --json has more
 
 
 def add_eval(commands: Any) -> argparse.ArgumentParser:
@@ -91,12 +93,14 @@ def _rows_by_output(model: Evaluation, columns: Sequence[Column]) -> list[tuple[
 def add_parity(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "parity", help="check a quantised model against its float one; for CI",
-        description="One line per check; exit code 0 if all pass, 1 if one fails, 2 for a mistake, 3 for a "
+        description="Accepts exactly the file that export writes for the float file and the plan, and measures it on "
+                    "images. One line per check; exit code 0 if all pass, 1 if one fails, 2 for a mistake, 3 for a "
                     "defect of this program.",
     )  # fmt: skip
     parser.add_argument("model", type=Path, metavar="MODEL", help="the quantised ONNX file")
     parser.add_argument("--reference", type=Path, required=True, metavar="FLOAT", help="float.onnx of the same export")
     parser.add_argument("--plan", type=Path, metavar="FILE", help="plan.json (the one next to MODEL)")
+    parser.add_argument("--require-plan", action="store_true", help="fail where there is none (checks less)")
     limits = parser.add_argument_group("limits", "what fits the model's output kind, anything else is refused")
     for option, metavar, help in (
         ("--min-agreement", "SHARE", "0..1. Logits: equal predictions (0.99); embeddings: nearest neighbours kept "
@@ -122,7 +126,8 @@ def run_parity(parsed: argparse.Namespace, progress: Progress) -> Outcome:
 
     results = _result_files(parsed)
     result = check_parity(
-        parsed.model, parsed.reference, parsed.data, plan=parsed.plan, min_agreement=parsed.min_agreement,
+        parsed.model, parsed.reference, parsed.data, plan=parsed.plan,
+        require_plan=parsed.require_plan, min_agreement=parsed.min_agreement,
         max_drop=parsed.max_drop, max_kl=parsed.max_kl, min_cosine=parsed.min_cosine,
         min_worst_cosine=parsed.min_worst_cosine, images=parsed.images, where=parsed.where,
         skip_unreadable=parsed.skip_unreadable, threads=parsed.threads, batch=parsed.batch,
@@ -133,10 +138,19 @@ def run_parity(parsed: argparse.Namespace, progress: Progress) -> Outcome:
 
 
 def parity_text(result: ParityResult) -> str:
-    """A line for each check, and one for the first site that diverges."""
+    """A line for each check, what is wrong in the graph, and a line for the first site that diverges."""
     lines = table([(check.status, check.name, check.sentence) for check in result.checks])
+    lines += "".join(_details(check) for check in result.checks if len(check.details) > 1)
     lines += _measured_on(result)
+    if result.not_checked:
+        lines += f"\nNOT CHECKED, for want of a plan: {'; '.join(result.not_checked)}"
     return lines if result.first_divergent is None else f"{lines}\nfirst divergent site: {result.first_divergent}"
+
+
+def _details(check: Check) -> str:
+    rest = len(check.details) - SHOWN
+    shown = [*check.details[:SHOWN], *([f"and {rest} more, see --json"] if rest > 0 else [])]
+    return "".join(f"\n  {check.name}: {sentence}" for sentence in shown)
 
 
 def _measured_on(found: Evaluations | ParityResult) -> str:

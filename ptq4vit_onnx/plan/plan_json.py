@@ -9,6 +9,7 @@ Importing pydantic takes 0.2 s. Commands that need no plan therefore do not impo
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -45,6 +46,11 @@ def write_plan(plan: ScalePlan, path: Path) -> None:
 
 def plan_text(plan: ScalePlan) -> str:
     return json.dumps(plain(plan), indent=1)
+
+
+def fingerprint(plan: ScalePlan) -> str:
+    """SHA-256 of all that a plan says, however its file is spaced and its fields are ordered."""
+    return hashlib.sha256(json.dumps(plain(plan), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def read_plan(path: Path) -> ScalePlan:

@@ -11,8 +11,10 @@ end_to_end    the outputs against the simulator's, bit for bit
 float_parity  the float file against torch
 float_sites   weights, biases and outputs of sites in a float file
 layout        how a file arranges its products
+whole_graph   is a file, node by node, what export writes for its float model and its plan?
 parity_gate   `parity`: the checks of a file without torch, each passed, failed or skipped
+parity_result limits and results of `parity`, as JSON and as JUnit
 """
 
 # what other rooms may import
-DOORS = ("end_to_end", "float_parity", "parity_gate", "kernels", "openvino_kernels", "prove", "replay")
+DOORS = ("end_to_end", "float_parity", "parity_gate", "parity_result", "kernels", "openvino_kernels", "prove", "replay")

@@ -19,39 +19,6 @@ from ptq4vit_onnx.proof.plan_checks import are_head_factors, column_factors
 _COMPUTING_OPS = frozenset({"Add", "Sub", "Mul", "MatMul", "Gemm", "Conv", "Sum"})
 
 
-def float_parameters(model: onnx.ModelProto) -> dict[tuple[str, str], Any]:
-    """What nodes that belong to no product compute with, by the node's name and "op", "input N" or "attribute NAME".
-
-    That is their operator, their float constants and their attributes.
-    """
-    index = GraphIndex(model)
-    sites = {name.site for node in index.nodes if (name := parse_name(node.name)) is not None}
-    found: dict[tuple[str, str], Any] = {}
-    for node in index.nodes:
-        if node.name.partition("/")[0] in sites or node.op_type == "Constant":
-            continue
-        found[node.name, "op"] = node.op_type
-        for position, name in enumerate(node.input):
-            value = index.constant(name)
-            if value is not None and value.dtype.kind == "f":
-                found[node.name, f"input {position}"] = value
-        for attribute in node.attribute:
-            found[node.name, f"attribute {attribute.name}"] = onnx.helper.get_attribute_value(attribute)
-    return found
-
-
-def with_channels_folded(parameters: dict[tuple[str, str], Any], plan: ScalePlan) -> dict[tuple[str, str], Any]:
-    """A float model's parameters as the plan has them: LayerNorms take up their channels' scales and shifts."""
-    found = dict(parameters)
-    for name, site in plan.sites.items():
-        if site.channels is not None:
-            keys = [(f"{site.channels.norm}/LayerNormalization", f"input {position}") for position in (1, 2)]
-            if all(isinstance(found.get(key), np.ndarray) for key in keys):
-                _require_channels(name, site.channels, len(found[keys[0]]))
-                found.update(zip(keys, site.channels.of_norm(*(found[key] for key in keys)), strict=True))
-    return found
-
-
 def _require_channels(site: str, channels: Channels, count: int) -> None:
     if len(channels.scale) != count:
         raise UserError(

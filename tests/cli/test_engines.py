@@ -110,7 +110,7 @@ def test_parity_audits_openvino_and_says_which_checks_are_of_onnx_runtime(export
     files = (exported / "model.onnx", exported / "float.onnx", digit_files)
     found = check_parity(*files, engine="openvino", threads=1)
     checks = {check.name: check for check in found.checks}
-    assert list(checks)[:5] == ["kernels", "saturation", "parameters", "sites", "openvino_kernels"]
+    assert list(checks)[:6] == ["plan", "graph", "kernels", "saturation", "sites", "openvino_kernels"]
     for name in ("kernels", "saturation", "sites"):
         assert checks[name].status == "passed" and checks[name].sentence.startswith("in ONNX Runtime: ")
     assert " of 44 products in integers" in checks["openvino_kernels"].sentence

@@ -118,9 +118,9 @@ def test_parity_has_the_checks_of_the_kind(
     printed(capsys, 0, *call, "--json", json_path, "--junit", junit)
     data = json.loads(json_path.read_text())
     names = [limit.removeprefix("min_").removeprefix("max_") for limit in KINDS[kind].limits]
-    assert data["kind"] == kind and [check["name"] for check in data["checks"]][4:] == names
-    assert data["checks"][4]["limit"] == 0.99
-    assert [case.get("name") for case in ElementTree.parse(junit).getroot().iter("testcase")][4:] == names
+    assert data["kind"] == kind and [check["name"] for check in data["checks"]][5:] == names
+    assert data["checks"][5]["limit"] == 0.99
+    assert [case.get("name") for case in ElementTree.parse(junit).getroot().iter("testcase")][5:] == names
     out = printed(capsys, 1, *call, "--min-worst-cosine", "1")
     assert [line.split()[1] for line in out.splitlines() if line.startswith("failed")] == ["worst_cosine"]
 

@@ -13,9 +13,9 @@ import pytest
 
 from ptq4vit_onnx import api
 from ptq4vit_onnx.cli import main as cli
-from ptq4vit_onnx.proof.parity_gate import Check, ParityResult
+from ptq4vit_onnx.proof.parity_result import Check, ParityResult
 
-CHECKS = ["kernels", "saturation", "parameters", "sites", "agreement", "kl", "drop"]
+CHECKS = ["plan", "graph", "kernels", "saturation", "sites", "agreement", "kl", "drop"]
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_junit_and_json_hold_every_check(files: list[Any], tmp_path: Path, capsy
     outputs = ["--junit", tmp_path / "parity.xml", "--json", tmp_path / "parity.json"]
     printed(capsys, 1, *files, *outputs, "--max-kl", "0")
     suite = ElementTree.parse(tmp_path / "parity.xml").getroot()
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("7", "1", "0")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("8", "1", "0")
     assert [case.get("name") for case in suite.iter("testcase")] == CHECKS
     (failure,) = suite.iter("failure")
     assert "KL" in (failure.get("message") or "")
@@ -42,7 +42,7 @@ def test_junit_and_json_hold_every_check(files: list[Any], tmp_path: Path, capsy
     data = json.loads((tmp_path / "parity.json").read_text())
     assert data["passed"] is False
     assert [check["name"] for check in data["checks"]] == CHECKS
-    assert data["checks"][5]["limit"] == 0
+    assert data["checks"][6]["limit"] == 0
     assert data["images"] == 24
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parity.json", "parity.xml"]
 

@@ -10,6 +10,7 @@ import pytest
 
 from ptq4vit_onnx.passes import quantize
 from ptq4vit_onnx.passes.tensors import Array
+from ptq4vit_onnx.plan.plan_json import fingerprint
 from ptq4vit_onnx.plan.quantizers import Affine, Quantizer, TwinSoftmax
 from tests.passes.small_models import Small
 
@@ -31,7 +32,8 @@ def test_the_reference_evaluator_computes_the_same(bits: int, lhs: Quantizer | N
 def test_the_file_is_standard_onnx_and_keeps_the_models_metadata(small: Small, x: Array) -> None:
     model = small.attention()
     model.producer_name, model.producer_version = "a maker", "1.2"
-    quantized, _ = quantize(model, small.attention_plan(model, x))
+    plan = small.attention_plan(model, x)
+    quantized, _ = quantize(model, plan)
     onnx.checker.check_model(quantized, full_check=True)
     assert [(item.domain, item.version) for item in quantized.opset_import] == [("", 20)]
     assert {node.domain for node in quantized.graph.node} == {""}
@@ -39,6 +41,7 @@ def test_the_file_is_standard_onnx_and_keeps_the_models_metadata(small: Small, x
         "name": "small",
         "ptq4vit_onnx.target": "onnxruntime",
         "ptq4vit_onnx.oldest_runtime": "ONNX Runtime 1.17, onnxruntime-web 1.17, OpenVINO 2026.2",
+        "ptq4vit_onnx.plan_sha256": fingerprint(plan),
     }
     assert (quantized.producer_name, quantized.producer_version) == ("a maker", "1.2")
     assert [item.name for item in quantized.graph.input] == ["x"]

@@ -18,6 +18,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.plan.channel_fold import Channels
 from ptq4vit_onnx.plan.plan_json import (
     PlanFieldError,
+    fingerprint,
     parse_named_site,
     parse_plan,
     plain,
@@ -333,3 +334,10 @@ def test_products_in_float_are_written_where_there_are_any_and_a_plan_without_th
     assert parse_plan(plan_text(named)) == named
     with pytest.raises(PlanFieldError, match=r"floats\.stem: expected a valid string, got 3"):
         parse_plan(plan_text(replace(plan, floats={"stem": 3})))  # type: ignore[dict-item]
+
+
+def test_the_fingerprint_is_of_what_a_plan_says_and_not_of_how_it_is_written() -> None:
+    plan = ScalePlan("m", "w", "i", {"seed": 1, "bits": 8}, {}, {})
+    turned = json.dumps(dict(reversed(json.loads(plan_text(plan)).items())))
+    assert fingerprint(parse_plan(turned)) == fingerprint(plan)
+    assert fingerprint(replace(plan, options={"seed": 2, "bits": 8})) != fingerprint(plan)
