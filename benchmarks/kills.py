@@ -53,10 +53,10 @@ class Kills:
     def __init__(self, scratch: Path, seed: int) -> None:
         self.seed, self.scratch = seed, scratch
         self.place, self.temporary = scratch / "at" / "out", scratch / "temporary"
+        warm_up(scratch / "images.npz")  # torch makes its cache among temporary files, before these are looked at
         for folder in (self.place.parent, self.temporary):
             folder.mkdir()
         tempfile.tempdir = str(self.temporary)
-        warm_up(scratch / "images.npz")
         self.old, self.new = self._undisturbed("old", OLD), self._undisturbed("new", NEW)
         started = time.perf_counter()
         self.run(NEW)
@@ -207,6 +207,7 @@ def warm_up(images: Path) -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     import numpy as np
+
     from ptq4vit_onnx.float_export.exporter import export_float
     from ptq4vit_onnx.images.embedded import embedded_digits
     from ptq4vit_onnx.model_loading.load import load, resolve
