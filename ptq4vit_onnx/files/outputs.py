@@ -153,11 +153,11 @@ def _replace(staging: Path, place: Path, folder: Path) -> None:
             raise
         return
     old = fresh_name(place, "old")
-    place.rename(old)  # a process that is killed here leaves no folder; the next one puts it back (see `recover`)
     try:
-        staging.rename(place)
+        place.rename(old)
+        staging.rename(place)  # a process that is killed before this leaves no folder: the next one puts `old` back
     finally:
-        if not place.exists():
+        if old.exists() and not place.exists():
             old.rename(place)
     shutil.rmtree(old, ignore_errors=True)
 
