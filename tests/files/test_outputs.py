@@ -151,6 +151,7 @@ def test_without_an_exchange_a_folder_is_replaced_all_the_same(old: Path) -> Non
     assert list(old.parent.iterdir()) == [old]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells which file a descriptor is of")
 def test_what_gets_a_name_is_on_the_disk_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file, the folder that lists them, and, once the name is given, the folder that lists that."""
     flushed: list[tuple[str, bool]] = []
