@@ -17,6 +17,7 @@ runtime       ONNX Runtime and this process
 graph         reading ONNX files
 images        images, prepared as the model wants them
 plan          the waist: sites, quantizers, options, the scale plan
+threads       torch on several threads, with results that do not depend on how many
 output_kinds  logits, embedding, features: what an error of each costs, how each is measured
 files         outputs that are whole, where results came from
 models        what can be quantised by name

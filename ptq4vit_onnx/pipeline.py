@@ -14,7 +14,8 @@ import numpy as np
 
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.calibration.journal import Journal
-from ptq4vit_onnx.files.outputs import require_free, require_outside, whole_folder
+from ptq4vit_onnx.files.leftovers import journal_of, real_place
+from ptq4vit_onnx.files.outputs import claimed, require_free, require_outside, whole_folder
 from ptq4vit_onnx.files.provenance import versions
 from ptq4vit_onnx.graph.model_proto import load as read_proto
 from ptq4vit_onnx.graph.model_proto import save_model
@@ -25,6 +26,7 @@ from ptq4vit_onnx.images.loading import ImageSet
 from ptq4vit_onnx.model_loading.batch_norms import with_batch_norms_folded
 from ptq4vit_onnx.model_loading.load import LoadedModel, channels_of, load_for, spec_for
 from ptq4vit_onnx.model_loading.trial import outside_modes
+from ptq4vit_onnx.models.specs import ModelSpec
 from ptq4vit_onnx.network.plan_fit import load_plan, request_of, require_channels_fold, require_plan_fits
 from ptq4vit_onnx.plan.evidence import SiteEvidence
 from ptq4vit_onnx.plan.options import Options
@@ -64,7 +66,14 @@ def _export(request: ExportRequest, progress: Progress) -> Report:
     require_free(request.folder, request.force)
     options = request.options
     require_images(spec, request.data, options.images, channels_of(spec) if request.data is None else None)
-    clock = _Clock()
+    with claimed(request.folder, request.force):
+        return _export_claimed(spec, request, known_plan, progress)
+
+
+def _export_claimed(
+    spec: ModelSpec, request: ExportRequest, known_plan: ScalePlan | None, progress: Progress
+) -> Report:
+    clock, options = _Clock(), request.options
     with clock("load"):
         model = load_for(request, spec)
         images = choose_images(spec, request.data, model.preprocessing, options.images, options.seed, progress)
@@ -181,7 +190,7 @@ def pixels_as(options: Options, model: LoadedModel, sites: Mapping[str, SitePlan
 
 
 def _journal_path(request: ExportRequest) -> Path:
-    return request.folder.with_name(f".{request.folder.name}.resume.jsonl")
+    return journal_of(real_place(request.folder))
 
 
 def _images_from(images: ImageSet) -> str:

@@ -18,8 +18,9 @@ import onnx
 import pytest
 
 from ptq4vit_onnx import api, pipeline
+from ptq4vit_onnx.cli import main as cli
 from ptq4vit_onnx.errors import ParityError, UserError
-from ptq4vit_onnx.files.outputs import EXPORT_FILES
+from ptq4vit_onnx.files.outputs import EXPORT_FILES, claimed
 from ptq4vit_onnx.graph import model_proto
 from ptq4vit_onnx.graph.model_file import read_model_file
 from ptq4vit_onnx.model_loading.timm_compat import import_timm
@@ -92,6 +93,18 @@ def test_force_never_replaces_the_folder_that_an_input_lies_in(option: str, tmp_
             export(ExportRequest(output=out, force=True, **{option: given}))  # type: ignore[arg-type]
         assert "give another --output" in str(caught.value)
     assert (out / "model.onnx").read_text() == "mine"
+
+
+def test_an_export_next_to_another_into_the_same_folder_is_one_line_and_exit_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    with claimed(tmp_path / "out", False):
+        for name in ("out", "link"):
+            assert cli.main(["export", "--output", str(tmp_path / name), "--force"]) == 2
+            line = f"ptq4vit-onnx: another export is writing to {tmp_path / name}; wait until it has ended, or give"
+            assert capsys.readouterr().err == f"{line} another --output\n"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["link"]
 
 
 @pytest.mark.usefixtures("quick_spine")

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "progress"),
     ("limits", "models"),
-    ("files", "plan", "output_kinds"),
+    ("files", "plan", "output_kinds", "threads"),
     ("images",),
     ("request",),
     ("graph",),
@@ -41,7 +41,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
 TORCH = frozenset({"torch", "timm", "torchvision", "transformers", "safetensors"})
 ONNX = frozenset({"onnx", "onnx_graphsurgeon", "onnxruntime", "onnx_ir", "onnxscript", "openvino"})
 # Which rooms may import torch or ONNX themselves, even inside a function.
-MAY_TORCH = frozenset({"model_loading", "network", "calibration", "simulation", "float_export"})
+MAY_TORCH = frozenset({"threads", "model_loading", "network", "calibration", "simulation", "float_export"})
 MAY_ONNX = frozenset({"graph", "runtime", "passes", "evaluation", "proof", "simulation", "float_export", "studies"})
 # All that calibration sees of the network.
 RECORDED = frozenset({"network.recording", "network.planned_product"})

@@ -12,7 +12,6 @@ channel_scales      scales and centres of the channels behind a LayerNorm
 bias_correction     the mean error of each output, taken off its bias
 measure_evidence    histograms, search curves and damage for the report
 journal             finished sites on disk, so that an interrupted run goes on
-threads             several candidates at once
 """
 
 DOORS = ("calibrate", "measure_evidence", "journal")  # what other rooms may import

@@ -26,6 +26,7 @@ from ptq4vit_onnx.plan.options import Options, Rounding
 from ptq4vit_onnx.plan.outlier_split import COLUMNS, ROWS, only_channels, without_channels
 from ptq4vit_onnx.plan.quantizers import Affine, Diffused, Pixels, Uniform, forms_for
 from ptq4vit_onnx.plan.scale_plan import Outliers, SitePlan
+from ptq4vit_onnx.threads.side_by_side import on_one_thread
 
 HEADS_AXIS, COLUMNS_AXIS = -3, -1
 # A channel is an outlier if its largest value exceeds this many times the 99 % quantile of all channels' largest.
@@ -43,16 +44,18 @@ def calibrate(
     on_site: Callable[[Recording, SitePlan], None] = lambda recording, plan: None,
     pixels: Pixels | None = None,
 ) -> dict[str, SitePlan]:
-    """A plan for every recorded site; sites in `known` (of an interrupted run) are taken as they are.
+    """A plan for every recorded site, the same on any number of threads; sites in `known` (of an interrupted run) are
+    taken as they are.
 
     pixels: the images' own grid, where preprocessing has one; taken by the site that reads the image if options say so.
     """
     plans: dict[str, SitePlan] = {}
-    for recording in tape:
-        name = recording.site.name
-        plans[name] = known[name] if known and name in known else plan_site(recording, options, pixels)
-        on_site(recording, plans[name])
-        del recording
+    with on_one_thread():  # or the number of threads would decide between candidates that are nearly alike
+        for recording in tape:
+            name = recording.site.name
+            plans[name] = known[name] if known and name in known else plan_site(recording, options, pixels)
+            on_site(recording, plans[name])
+            del recording
     return plans
 
 

@@ -30,6 +30,7 @@ from ptq4vit_onnx.plan.outlier_split import COLUMNS, ROWS, only_channels, withou
 from ptq4vit_onnx.plan.quantizers import Quantizer, Uniform
 from ptq4vit_onnx.plan.saturation_safe_weights import shipped
 from ptq4vit_onnx.plan.scale_plan import SitePlan
+from ptq4vit_onnx.threads.side_by_side import side_by_side
 
 SAMPLE_ELEMENTS = 60_000  # elements of a side or of the output that the evidence is measured on
 CURVE_POINTS = 40  # candidates of a search curve: enough for a smooth line
@@ -211,13 +212,15 @@ def _losses(objective: Objective, metrics: tuple[Metric, ...], grid: Grid, plan:
         rhs = plan.rhs.fake_quantize(objective.rhs)
     else:
         rhs = shipped(objective.rhs.contiguous(), plan.lhs, plan.rhs)
-    found: dict[Metric, list[float]] = {metric: [] for metric in metrics}
-    for candidate in range(grid.count):
+    _ = objective.out  # computed before the threads start, or each of them would
+
+    @torch.no_grad()  # a setting of each thread by itself
+    def values(candidate: int) -> list[float]:
         lhs = grid.pick([candidate] * grid.groups).fake_quantize(objective.lhs)
         sums = _sums(objective, lhs @ rhs - objective.out, grid)
-        for metric in metrics:
-            found[metric].append(float(sums.value(metric).sum()))
-    return found
+        return [float(sums.value(metric).sum()) for metric in metrics]
+
+    return dict(zip(metrics, map(list, zip(*side_by_side(values, range(grid.count)), strict=True)), strict=True))
 
 
 def _sums(objective: Objective, error: Tensor, grid: Grid) -> Sums:

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from ptq4vit_onnx.calibration.grids import Grid, group_reduce
-from ptq4vit_onnx.calibration.threads import side_by_side
 from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.plan.options import SUMS_OF_SQUARES, Metric
 from ptq4vit_onnx.plan.quantizers import Quantizer, Uniform
 from ptq4vit_onnx.plan.saturation_safe_weights import shipped
+from ptq4vit_onnx.threads.side_by_side import side_by_side
 
 Side = Literal["lhs", "rhs"]
 VANISHED = 1e-9  # relative to the float output's square: anything smaller is rounding error

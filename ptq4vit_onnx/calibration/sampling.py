@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ptq4vit_onnx.calibration.objective import CHUNK_ELEMENTS, Objective, Product, Side, Turn
 from ptq4vit_onnx.plan.quantizers import Quantizer
+from ptq4vit_onnx.threads.side_by_side import MOST, side_by_side
 
 RowErrors = Callable[[Tensor], Tensor]  # rows of the left side [n, K] -> the errors of their outputs [n, M]
 FEW_ENTRIES = 8  # so many images or windows are never sampled
@@ -232,10 +233,16 @@ def weigh_rows_by_errors(
 
 
 def losses_of_rows(objective: Objective, errors: RowErrors, rows: Tensor | None = None) -> Tensor:
-    """sum h d^2 of each of the `rows` (None: all) of a linear; `errors` is asked for a few rows at a time."""
+    """sum h d^2 of each of the `rows` (None: all) of a linear; `errors` is asked for a few rows at a time, by several
+    threads."""
     rows = torch.arange(len(objective.lhs)) if rows is None else rows
-    parts = torch.split(rows, max(1, CHUNK_ELEMENTS // max(objective.rhs.shape)))
-    return torch.cat([objective.weighed(errors(objective.lhs[part]).square_(), part).sum(-1) for part in parts])
+    most = CHUNK_ELEMENTS // max(objective.rhs.shape)
+    parts = rows.tensor_split(max(MOST, -(-len(rows) // max(1, most))))
+
+    def lost(part: Tensor) -> Tensor:
+        return objective.weighed(errors(objective.lhs[part]).square_(), part).sum(-1)
+
+    return torch.cat(side_by_side(lost, parts))
 
 
 def rows_of(x: Tensor, index: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from ptq4vit_onnx.cli.arguments import (
 )
 from ptq4vit_onnx.cli.tables import shown, table
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.files.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from ptq4vit_onnx.progress import Progress
@@ -79,13 +79,13 @@ def run_bench(parsed: argparse.Namespace, progress: Progress) -> Outcome:
 
     if parsed.calibration is not None and not parsed.against:
         raise UserError("--calibration is for peers; give --against ort-static, or leave it out")
-    with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as folder:
+    with scratch_folder() as folder:
         models: dict[str, Path] = {str(path): path for path in parsed.model}
         in_engines(models, parsed.engine)  # refuses what cannot run before anything does
         calibrated_on = ""
         judged: list[JudgedModel] = []
         if any((parsed.against, parsed.data, parsed.reference, parsed.where, parsed.images)):
-            calibrated_on, judged = _judge(parsed, models, Path(folder), progress)
+            calibrated_on, judged = _judge(parsed, models, folder, progress)
         settings = (parsed.threads, parsed.batch, parsed.runs)
         result = bench(models, *settings, progress=progress, engines=parsed.engine, seconds=parsed.seconds)
         first = (parsed.threads[0], parsed.batch[0])

@@ -1,7 +1,11 @@
 """What is written, whole or not at all, and what a result came from.
 
 outputs     output folders and files that appear under their names only when they are complete
+leftovers   what lies next to an output while an export runs, and what dead runs left there
+locks       files that one process holds
+exchange    two folders that take each other's names in one step
+scratch     folders for temporary files
 provenance  versions of libraries; files and folders known again
 """
 
-DOORS = ("outputs", "provenance")  # what other rooms may import
+DOORS = ("leftovers", "outputs", "provenance", "scratch")  # what other rooms may import

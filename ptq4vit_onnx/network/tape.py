@@ -28,6 +28,7 @@ from ptq4vit_onnx.network.recording import Recorder, Recording, changed_later
 from ptq4vit_onnx.output_kinds.kinds import KINDS, OutputKind
 from ptq4vit_onnx.plan.options import Labels, Options
 from ptq4vit_onnx.runtime import process
+from ptq4vit_onnx.threads.fixed_order import fixed_order
 
 Array = np.ndarray[Any, Any]
 LOGITS = KINDS["logits"]
@@ -71,8 +72,9 @@ def record(
 
 @contextmanager
 def _recording(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """While it is open, the model's products are recorded, with gradients of activations and not of parameters."""
-    with torch.enable_grad(), as_deployed(model), watching(model, recorder, compute_plainly):
+    """While it is open, the model's products are recorded, with gradients of activations and not of parameters, and
+    with the same bits on any number of threads."""
+    with torch.enable_grad(), as_deployed(model), watching(model, recorder, compute_plainly), fixed_order():
         yield
 
 
@@ -135,7 +137,8 @@ def _backward_into(calls: list[Passage], upstream: list[Tensor]) -> None:
     """Carry the gradient on through the operations between this block and the one before it."""
     pairs = [(call.entered, grad) for call, grad in zip(calls, upstream, strict=True) if call.entered.requires_grad]
     if pairs:
-        _backward([x for x, _ in pairs], [grad for _, grad in pairs])
+        with fixed_order():
+            _backward([x for x, _ in pairs], [grad for _, grad in pairs])
     calls.clear()
 
 

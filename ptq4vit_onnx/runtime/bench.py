@@ -8,7 +8,6 @@ seconds or minutes (runtime/modes.py): there the rounds are spread over time, an
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.files.scratch import scratch_folder
 from ptq4vit_onnx.graph.integer_products import parse_name
 from ptq4vit_onnx.graph.model_proto import Array
 from ptq4vit_onnx.progress import Progress, silent, ticks
@@ -140,8 +140,8 @@ def profile(
     if engine == "openvino":
         return _openvino_profile(model, threads, batch, runs, warmup)
     require_runs_in(model, engine)
-    with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as folder:
-        runner: Any = session(model, threads, profile_prefix=Path(folder) / "profile")
+    with scratch_folder() as folder:
+        runner: Any = session(model, threads, profile_prefix=folder / "profile")
         feed = _feed(str(model), runner, batch)
         for _ in range(warmup + runs):
             runner.run(None, feed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import onnx
 import onnxruntime
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.files.scratch import scratch_folder
 from ptq4vit_onnx.graph import model_proto
 from ptq4vit_onnx.graph.model_proto import Array, Model
 from ptq4vit_onnx.runtime.feeding import as_fed
@@ -137,8 +137,8 @@ def static_batch(runner: Runner) -> int | None:
 
 def optimised_model(model: Model) -> onnx.ModelProto:
     """The graph ONNX Runtime executes on this CPU, after all of its own optimisations, weights included."""
-    with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as folder:
-        path = Path(folder) / "optimised.onnx"
+    with scratch_folder() as folder:
+        path = folder / "optimised.onnx"
         session(model, optimised_path=path)
         return onnx.load(str(path))
 
@@ -193,7 +193,7 @@ def _source(model: Model) -> Iterator[str | bytes]:
     elif _size(model) < model_proto.PROTOBUF_LIMIT:
         yield model.SerializeToString()
     else:
-        with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as folder:
-            path = Path(folder) / "model.onnx"
+        with scratch_folder() as folder:
+            path = folder / "model.onnx"
             model_proto.write_model(model, path)
             yield str(path)

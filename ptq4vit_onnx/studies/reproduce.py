@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -22,6 +21,7 @@ from ptq4vit_onnx import __version__
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.files.outputs import require_writable
 from ptq4vit_onnx.files.provenance import Identity, data_identity, file_identity
+from ptq4vit_onnx.files.scratch import scratch_folder
 from ptq4vit_onnx.images.loading import Array, ImageSet, has_labels, load_images, require_source
 from ptq4vit_onnx.images.stream import ImageSource, ImageStream, Where, open_images
 from ptq4vit_onnx.model_loading.load import LoadedModel, load, resolve
@@ -235,8 +235,8 @@ def in_integers(
     plan = ScalePlan(
         model.name, model.fingerprint, images.fingerprint, row.options.to_data(), versions(), dict(plans)
     )  # fmt: skip
-    with TemporaryDirectory(prefix="ptq4vit_onnx_") as folder:
-        path, _ = quantize_model(export_float(model, sites), plan, Path(folder) / "model.onnx")
+    with scratch_folder() as folder:
+        path, _ = quantize_model(export_float(model, sites), plan, folder / "model.onnx")
         kernels = audit(path, plan)
         kernels.require_integer()
         kernels.require_exact()

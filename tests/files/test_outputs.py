@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,11 @@ from typing import Any
 import pytest
 
 from ptq4vit_onnx.errors import ParityError, UserError
+from ptq4vit_onnx.files import outputs
+from ptq4vit_onnx.files.exchange import exchange
 from ptq4vit_onnx.files.outputs import EXPORT_FILES, require_free, require_writable, whole_folder, write_whole
+
+needs_exchange = pytest.mark.skipif(sys.platform == "win32", reason="no folders are exchanged there")
 
 
 @pytest.fixture
@@ -22,6 +27,12 @@ def old(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "model.onnx").write_text("old")
     return folder
+
+
+@pytest.fixture
+def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that cannot exchange two names."""
+    monkeypatch.setattr(outputs, "exchange", lambda *_: False)
 
 
 def contents(place: Path) -> dict[str, str]:
@@ -113,6 +124,54 @@ def test_a_folder_that_appeared_meanwhile_is_not_replaced(tmp_path: Path) -> Non
     assert contents(tmp_path) == {"out/theirs": "theirs"}
 
 
+@needs_exchange
+def test_a_replaced_folder_is_never_away_from_its_name(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("a rename leaves a moment without the folder"))
+    write(old, force=True)
+    assert contents(old.parent) == {"out/model.onnx": "new"}
+    assert list(old.parent.iterdir()) == [old]
+
+
+@needs_exchange
+def test_a_file_that_comes_in_at_the_last_moment_is_given_back(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(one: Path, other: Path) -> bool:
+        monkeypatch.undo()
+        (other / "thesis.txt").write_text("mine")
+        return exchange(one, other)
+
+    monkeypatch.setattr(outputs, "exchange", late)
+    assert "'thesis.txt', which no export writes" in refusal(lambda: write(old, True))
+    assert contents(old.parent) == {"out/model.onnx": "old", "out/thesis.txt": "mine"}
+
+
+@pytest.mark.usefixtures("no_exchange")
+def test_without_an_exchange_a_folder_is_replaced_all_the_same(old: Path) -> None:
+    write(old, force=True)
+    assert contents(old.parent) == {"out/model.onnx": "new"}
+    assert list(old.parent.iterdir()) == [old]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells which file a descriptor is of")
+def test_what_gets_a_name_is_on_the_disk_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file, the folder that lists them, and, once the name is given, the folder that lists that."""
+    flushed: list[tuple[str, bool]] = []
+    out, fsync = tmp_path / "out", os.fsync
+
+    def noted(descriptor: int) -> None:
+        flushed.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, out.exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write(out)
+    staging = flushed[1][0]
+    assert staging.startswith(".out.partial-")
+    assert flushed == [("model.onnx", False), (staging, False), (tmp_path.name, True)]
+    flushed.clear()
+    write_whole(tmp_path / "result.json", "text")
+    assert flushed == [(".result.json.ptq4vit-partial", True)]
+
+
+@pytest.mark.usefixtures("no_exchange")
 def test_a_failing_swap_puts_the_old_folder_back(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rename = Path.rename
 
@@ -226,6 +285,32 @@ def test_a_link_stays_and_its_target_is_replaced_whole(tmp_path: Path) -> None:
         write_whole(link, text)
         assert link.is_symlink() and target.read_text() == text
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["link.json", "real", "result.json"]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_an_output_that_is_a_link_stays_one_and_its_folder_is_replaced(is_there: bool, tmp_path: Path) -> None:
+    target, link = tmp_path / "disk" / "real", tmp_path / "out"
+    link.symlink_to(target)
+    if is_there:
+        target.mkdir(parents=True)
+        (target / "model.onnx").write_text("old")
+        assert "exists; give another" in refusal(lambda: require_free(link, False))
+    write(link, force=True)
+    assert link.is_symlink() and contents(tmp_path / "disk") == {"real/model.onnx": "new"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "out"], (
+        "staged next to the folder, not the link"
+    )
+
+
+def test_a_link_that_leads_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to(tmp_path / "two")
+    (tmp_path / "two").symlink_to(tmp_path / "one")
+    assert "leads back to itself" in refusal(lambda: require_free(tmp_path / "one", True))
+
+
+def test_a_mount_point_is_refused_before_any_work(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "ismount", lambda place: place == old)
+    assert "is a mount point" in refusal(lambda: require_free(old, True))
 
 
 def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:

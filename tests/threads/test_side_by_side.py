@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ptq4vit_onnx.calibration.threads import side_by_side
+from ptq4vit_onnx.threads.side_by_side import side_by_side
 
 
 @pytest.fixture(autouse=True)
