@@ -18,7 +18,7 @@ graph         reading ONNX files
 images        images, prepared as the model wants them
 plan          the waist: sites, quantizers, options, the scale plan
 output_kinds  logits, embedding, features: what an error of each costs, how each is measured
-files         outputs that are whole, where results came from
+files         inputs that nobody vouches for, outputs that are whole, where results came from
 models        what can be quantised by name
 request, limits, progress, errors    what was asked for, how much may be asked for, bars, mistakes
 

@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # From the lowest to the highest: a room imports from lower lines, not from its own line or a higher one.
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "progress"),
-    ("limits", "models"),
-    ("files", "plan", "output_kinds"),
+    ("limits", "models", "files"),
+    ("plan", "output_kinds"),
     ("images",),
     ("request",),
     ("graph",),

@@ -9,10 +9,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 
-from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.errors import UserError, one_line
+from ptq4vit_onnx.files.inputs import require_file
 
 Array: TypeAlias = np.ndarray[Any, Any]
-PROTOBUF_LIMIT = 2**31 - 2**24  # a protobuf message must stay below 2 GB; the graph itself needs a little room
+MOST_BYTES = 2**31  # of a file; protobuf reads no more
+PROTOBUF_LIMIT = MOST_BYTES - 2**24  # a protobuf message must stay below 2 GB; the graph itself needs a little room
 
 
 Model: TypeAlias = Path | bytes | onnx.ModelProto
@@ -24,12 +26,18 @@ def load(model: Model, weights: bool = True) -> onnx.ModelProto:
         return model
     if isinstance(model, bytes):
         return onnx.load_from_string(model)
+    require_file(model, "model", "give an ONNX file", MOST_BYTES)
     try:
         return onnx.load(str(model), load_external_data=weights)
     except OSError as error:
         raise UserError(f"cannot read model {model}: {error.strerror or error}") from error
     except Exception as error:  # protobuf's DecodeError is not importable on every version
-        raise UserError(f"{model} is not an ONNX file: {error}") from error
+        raise UserError(f"{model} is not an ONNX file: {one_line(error)}") from error
+
+
+def has_data_outside(model: onnx.ModelProto) -> bool:
+    """Whether weights of a model that was loaded without them lie in other files."""
+    return any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer)
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> Path:

@@ -79,7 +79,7 @@ def build(spec: ModelSpec, classes: int | None = None, img_size: ImageSize | Non
             if img_size is not None:
                 _require_takes(module, img_size)
             return module
-    except (RuntimeError, OSError, ValueError, TypeError, AssertionError) as error:
+    except (RuntimeError, OSError, ValueError, TypeError, AssertionError, LookupError, AttributeError) as error:
         if img_size is None:
             raise UserError(f"timm cannot build {spec.timm!r}: {one_line(error)}") from error
         raise UserError(

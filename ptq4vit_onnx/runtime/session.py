@@ -14,6 +14,7 @@ import onnx
 import onnxruntime
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.files.inputs import require_file
 from ptq4vit_onnx.graph import model_proto
 from ptq4vit_onnx.graph.model_proto import Array, Model
 from ptq4vit_onnx.runtime.feeding import as_fed
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 _CPU_ONLY = ["CPUExecutionProvider"]
-_QUIET = 3  # ONNX Runtime's severity level "error"
+_QUIET = 4  # ONNX Runtime's severity level "fatal": what it logs as an error it also raises
 
 
 def session(
@@ -137,6 +138,9 @@ def static_batch(runner: Runner) -> int | None:
 
 def optimised_model(model: Model) -> onnx.ModelProto:
     """The graph ONNX Runtime executes on this CPU, after all of its own optimisations, weights included."""
+    if isinstance(model, Path) and _size(model) < model_proto.PROTOBUF_LIMIT:
+        proto = model_proto.load(model, weights=False)  # ONNX Runtime would look for outside data next to its own file
+        model = model_proto.load(model) if model_proto.has_data_outside(proto) else model
     with tempfile.TemporaryDirectory(prefix="ptq4vit_onnx_") as folder:
         path = Path(folder) / "optimised.onnx"
         session(model, optimised_path=path)
@@ -187,8 +191,7 @@ def _source(model: Model) -> Iterator[str | bytes]:
     if isinstance(model, bytes):
         yield model
     elif isinstance(model, Path):
-        if not model.is_file():
-            raise UserError(f"no model file at {model}")
+        require_file(model, "model", "give an ONNX file", model_proto.MOST_BYTES)
         yield str(model)
     elif _size(model) < model_proto.PROTOBUF_LIMIT:
         yield model.SerializeToString()

@@ -55,6 +55,11 @@ def require_bits(bits: int) -> None:
         raise ValueError(f"bits is {bits}, expected {MIN_BITS}..{MAX_BITS}")
 
 
+def require_axis(axis: int) -> None:
+    if not -4 <= axis <= -1:
+        raise ValueError(f"axis is {axis!r:.20}, expected -4..-1")
+
+
 def require_scales(scale: tuple[float, ...]) -> None:
     """Scales are positive values of float32; a ValueError names the first that is not."""
     if not scale:
