@@ -28,6 +28,7 @@ from ptq4vit_onnx.plan.scale_plan import FORMAT, Outliers, ScalePlan, SitePlan
 from ptq4vit_onnx.plan.sites import Kind
 
 MOST_CHANNELS = 2**31  # more than any layer has; numbers beyond int64 have no place in an array
+MOST_CORRECTION = 1e30  # of an output; what is added to it stays a float32 value
 _LEFT_OUT_WHERE_EMPTY = ("floats",)
 Value = TypeVar("Value")
 
@@ -151,6 +152,8 @@ def require_consistent(site: SitePlan) -> None:
             )
     if site.kind == "matmul" and site.bias_correction is not None:
         raise PlanFieldError("bias_correction", "expected null: a matmul has no bias")
+    if any(abs(value) > MOST_CORRECTION for value in site.bias_correction or ()):
+        raise PlanFieldError("bias_correction", f"expected values of at most {MOST_CORRECTION:g}")
     if site.rhs.only_kind not in (None, site.kind):
         raise PlanFieldError("rhs.type", f"expected uniform: a {site.kind} has no pixels side by side")
     if site.lhs.only_kind not in (None, site.kind):

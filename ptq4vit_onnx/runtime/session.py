@@ -149,7 +149,7 @@ def optimised_model(model: Model) -> onnx.ModelProto:
 
 def _create(source: str | bytes, options: Any) -> Any:
     try:
-        return onnxruntime.InferenceSession(source, options, providers=_CPU_ONLY)
+        return onnxruntime.InferenceSession(source, options, providers=_CPU_ONLY, enable_fallback=0)
     except Exception as error:
         # ONNX Runtime raises a class per status code; all of them say that this file cannot be executed
         where = source if isinstance(source, str) else "the model"

@@ -55,8 +55,9 @@ outliers = st.builds(
 )
 sources = st.sampled_from(["softmax", "gelu", "other"])
 losses = st.dictionaries(st.text(), numbers, max_size=2)
-corrections = st.none() | st.lists(numbers, max_size=4).map(tuple)
-pairs = st.lists(st.tuples(scales, numbers.filter(lambda value: abs(value) < 1e38)), min_size=1, max_size=3)
+corrections = st.none() | st.lists(st.floats(-1e30, 1e30), max_size=4).map(tuple)
+near_one = st.floats(min_value=2.0**-40, max_value=2.0**40, width=32)
+pairs = st.lists(st.tuples(near_one, st.floats(-1e18, 1e18)), min_size=1, max_size=3)
 channels = st.builds(lambda norm, found: Channels(norm, *map(tuple, zip(*found, strict=True))), st.text(), pairs)
 weighted = st.builds(
     SitePlan, st.just("linear"), sources, uniforms | affines() | twins, uniforms,
