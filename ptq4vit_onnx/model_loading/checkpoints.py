@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptq4vit_onnx.errors import UserError, one_line
+from ptq4vit_onnx.files.inputs import unfit
 from ptq4vit_onnx.request import size_text
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ def read_state(path: Path) -> dict[str, Any]:
     import torch
     from safetensors.torch import load_file
 
-    if not path.is_file():
-        raise UserError(f"no checkpoint at {path}; give a .safetensors, .pth, .pt or .bin file")
+    reason = unfit(path)
+    if reason is not None:
+        raise UserError(f"no checkpoint at {path}: {reason}; give a .safetensors, .pth, .pt or .bin file")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's advice about pickles is not for our user

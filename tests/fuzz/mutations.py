@@ -71,7 +71,7 @@ def _swapped(place: Any, key: Any, random: Random) -> None:
 
 
 def _deep(place: Any, key: Any, random: Random) -> None:
-    for _ in range(random.choice((1, 20, 150, 500))):
+    for _ in range(random.choice((1, 20, 150))):
         place[key] = [place[key]]
 
 

@@ -414,7 +414,7 @@ class OnnxFiles(Target):
         is_float(file)
         source = ImageSource(None, 4)
         evaluate_files([file], source, reference, 1, 4, lambda items, _: items)
-        if random.random() < 0.3:
+        if random.random() < 0.7:
             check_files(file, reference, source, read_plan(self.folder / "plan.json"))
 
 
