@@ -34,6 +34,7 @@ def load(model: Model, weights: bool = True) -> onnx.ModelProto:
     require_file(model, "model", "give an ONNX file", MOST_BYTES)
     try:
         proto = onnx.load(str(model), load_external_data=weights)
+        _require_text(proto.graph)
         for tensor in proto.graph.initializer:
             _require_whole(tensor)
         return proto
@@ -41,6 +42,13 @@ def load(model: Model, weights: bool = True) -> onnx.ModelProto:
         raise UserError(f"cannot read model {model}: {error.strerror or error}") from error
     except Exception as error:  # protobuf's DecodeError is not importable on every version
         raise UserError(f"{model} is not an ONNX file: {one_line(error)}") from error
+
+
+def _require_text(graph: onnx.GraphProto) -> None:
+    """Refuse names that are not UTF-8: protobuf gives them as bytes, or fails when they are read."""
+    for node in graph.node:
+        if not all(isinstance(name, str) for name in (node.name, node.op_type, *node.input, *node.output)):
+            raise ValueError(f"a {node.op_type!r:.40} has a name that is not UTF-8")
 
 
 def _require_whole(tensor: onnx.TensorProto) -> None:

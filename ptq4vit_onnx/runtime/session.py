@@ -17,6 +17,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.files.inputs import require_file
 from ptq4vit_onnx.graph import model_proto
 from ptq4vit_onnx.graph.model_proto import Array, Model
+from ptq4vit_onnx.limits import MAX_BATCH
 from ptq4vit_onnx.runtime.feeding import as_fed
 from ptq4vit_onnx.runtime.runner import BYTES, FLOATS, Entry, Runner, engine_title, first_line, model_name
 
@@ -133,7 +134,11 @@ def output_names(runner: Runner) -> tuple[str, ...]:
 def static_batch(runner: Runner) -> int | None:
     """The batch size a session's model is fixed to, None where it is free."""
     shape = runner.get_inputs()[0].shape
-    return shape[0] if shape and isinstance(shape[0], int) else None
+    if not (shape and isinstance(shape[0], int)):
+        return None
+    if not 1 <= shape[0] <= MAX_BATCH:
+        raise UserError(f"{model_name(runner)} has a fixed batch of {shape[0]}; expected 1 to {MAX_BATCH}")
+    return shape[0]
 
 
 def optimised_model(model: Model) -> onnx.ModelProto:
