@@ -19,7 +19,7 @@ images        images, prepared as the model wants them
 plan          the waist: sites, quantizers, options, the scale plan
 threads       torch on several threads, with results that do not depend on how many
 output_kinds  logits, embedding, features: what an error of each costs, how each is measured
-files         outputs that are whole, where results came from
+files         inputs that nobody vouches for, outputs that are whole, where results came from
 models        what can be quantised by name
 request, limits, progress, errors    what was asked for, how much may be asked for, bars, mistakes
 

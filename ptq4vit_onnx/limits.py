@@ -9,6 +9,7 @@ from ptq4vit_onnx.errors import UserError
 MAX_THREADS = 1024
 MAX_BATCH = 4096  # images of 224 x 224 pixels: 2.5 GB before the first layer
 MAX_SIDE = 2**14  # of an image, in pixels
+MAX_PIXELS = 2**26  # of an image, 8192 x 8192: in three colours of 4 bytes, 800 MB
 MAX_RUNS = 10**6
 MAX_SECONDS = 24 * 60 * 60
 MAX_CLASSES = 10**6

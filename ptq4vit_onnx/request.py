@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.files.inputs import require_path
 from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.limits import MAX_BATCH, MAX_CLASSES, MAX_SIDE, require_whole
 from ptq4vit_onnx.models.specs import DEFAULT
@@ -122,7 +123,8 @@ def resolve_request(
         _refuse_next_to_plan({**widths, "method": method, **options})
     resolved = Options.resolve("ptq4vit" if method is None else method, **widths, **options)
     return ExportRequest(
-        model, resolved, _path(output), _path(checkpoint), random_weights, _path(data), _path(plan), batch, force,
+        model, resolved, _path(output, "output"), _path(checkpoint, "checkpoint"), random_weights, _path(data, "data"),
+        _path(plan, "plan"), batch, force,
         None if img_size is None else parse_size(img_size), force_data, input, output_kind, num_classes, given,
         allow_float, target,
     )  # fmt: skip
@@ -152,5 +154,7 @@ def _refuse_next_to_plan(options: dict[str, Any]) -> None:
         raise UserError(f"--plan decides the quantisation, --{name} has no effect next to it; leave one of them out")
 
 
-def _path(path: AnyPath | None) -> Path | None:
+def _path(path: AnyPath | None, option: str) -> Path | None:
+    if path is not None:
+        require_path(Path(path), option)
     return None if path is None else Path(path)

@@ -24,6 +24,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 ROOT = Path(__file__).resolve().parent.parent
 pytest_plugins = ["tests.small_graphs", "tests.small_exports"]
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("fuzz")
+    group.addoption("--fuzz-examples", type=int, default=0, help="files of each kind that tests/fuzz tries (about 100)")
+    group.addoption("--fuzz-seed", type=int, default=None, help="try others than always the same")
+
+
 # The embedded models and their float exports, made once per session: an export takes seconds.
 
 

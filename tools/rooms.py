@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "progress"),
     ("limits", "models"),
-    ("files", "plan", "output_kinds", "threads"),
+    ("files",),
+    ("plan", "output_kinds", "threads"),
     ("images",),
     ("request",),
     ("graph",),

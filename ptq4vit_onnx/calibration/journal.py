@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+from ptq4vit_onnx.files.inputs import read_bytes
 from ptq4vit_onnx.files.outputs import write_whole
 from ptq4vit_onnx.plan.plan_json import parse_named_site, plain
 from ptq4vit_onnx.plan.scale_plan import SitePlan
+
+_ADVICE = "an interrupted run left it behind: delete it, and calibration begins anew"
 
 
 class Journal:
@@ -23,10 +27,9 @@ class Journal:
         self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def read(self) -> dict[str, SitePlan]:
-        try:
-            first, *lines = self.path.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError):
+        if not os.path.lexists(self.path):
             return {}
+        first, *lines = read_bytes(self.path, "journal", _ADVICE).decode(errors="replace").splitlines() or [""]
         if first != self.key:
             return {}
         found = {}

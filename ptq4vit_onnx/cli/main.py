@@ -11,10 +11,12 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn
 
+import ptq4vit_onnx
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.cli import bench as cli_bench
 from ptq4vit_onnx.cli import evaluate as cli_eval
@@ -94,20 +96,26 @@ def _complain(code: int, message: str) -> int:
 
 @contextmanager
 def _logged_to_standard_error() -> Iterator[None]:
-    """Warnings are lines on standard error, unless the caller of `main` has set up logging already."""
-    root = logging.getLogger()
-    if root.handlers:
-        yield
-        return
-    level, handler = root.level, logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    root.addHandler(handler)
-    root.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-        root.setLevel(level)
+    """Our warnings are lines on standard error, unless the caller of `main` has set up logging already. What other
+    libraries log and warn of is not for our user; PYTHONWARNINGS and -W show their warnings."""
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.simplefilter("ignore")
+        root, ours = logging.getLogger(), logging.getLogger(ptq4vit_onnx.__name__)
+        if root.handlers:
+            yield
+            return
+        level, handler, nowhere = ours.level, logging.StreamHandler(), logging.NullHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        ours.addHandler(handler)
+        ours.setLevel(logging.WARNING)
+        root.addHandler(nowhere)  # without any, logging would print to standard error
+        try:
+            yield
+        finally:
+            ours.removeHandler(handler)
+            ours.setLevel(level)
+            root.removeHandler(nowhere)
 
 
 @contextmanager

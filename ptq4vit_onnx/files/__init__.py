@@ -1,5 +1,6 @@
-"""What is written, whole or not at all, and what a result came from.
+"""Files: those that a user gives, those that are written whole or not at all, and what a result came from.
 
+inputs      files that nobody vouches for: regular ones, up to a limit; JSON without surprises
 outputs     output folders and files that appear under their names only when they are complete
 leftovers   what lies next to an output while an export runs, and what dead runs left there
 locks       files that one process holds
@@ -8,4 +9,4 @@ scratch     folders for temporary files
 provenance  versions of libraries; files and folders known again
 """
 
-DOORS = ("leftovers", "outputs", "provenance", "scratch")  # what other rooms may import
+DOORS = ("inputs", "leftovers", "outputs", "provenance", "scratch")  # what other rooms may import

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import onnx
+
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.files.inputs import read_bytes
 from ptq4vit_onnx.graph.integer_products import INTEGER_KERNELS
 from ptq4vit_onnx.graph.model_proto import load
 from ptq4vit_onnx.images.preprocessing import Preprocessing
@@ -42,7 +44,8 @@ def read_model_file(path: Path, like: ModelFile | None = None) -> ModelFile:
 
     like: whose metadata stands for that of a file of OpenVINO's own format that has none.
     """
-    found = read_metadata(path)
+    proto = None if path.suffix == OPENVINO_SUFFIX else load(path, weights=False)
+    found = read_metadata(path) if proto is None else _entries(proto)
     keys = ("model", "weights_sha256", "preprocessing")
     if like is not None and path.suffix == OPENVINO_SUFFIX and not any(_PREFIX + key in found for key in keys):
         return replace(like, path=path)
@@ -59,22 +62,39 @@ def read_model_file(path: Path, like: ModelFile | None = None) -> ModelFile:
             f"{path} returns {kind!r}, which this version does not know; expected one of {', '.join(KINDS)}"
         )
     try:
-        return ModelFile(path, model, weights, Preprocessing.from_data(json.loads(preprocessing)), KINDS[kind])
-    except (ValueError, LookupError, TypeError, ArithmeticError, UserError) as error:
+        rule = Preprocessing.from_json(preprocessing)
+        if proto is not None:
+            _require_takes(proto, rule)
+    except UserError as error:
         raise UserError(f"{path}: unusable metadata {_PREFIX}preprocessing: {error}; export it again") from error
+    return ModelFile(path, model, weights, rule, KINDS[kind])
+
+
+def _require_takes(proto: onnx.ModelProto, rule: Preprocessing) -> None:
+    """Refuse images that the model does not take, before there are any: [N, C, H, W], or bytes [N, H, W, C]."""
+    if len(proto.graph.input) != 1 or len(proto.graph.input[0].type.tensor_type.shape.dim) != 4:
+        return  # what its input is to be is said where it runs
+    kind = proto.graph.input[0].type.tensor_type
+    sizes = [axis.dim_value for axis in kind.shape.dim[1:]]
+    sizes = [sizes[2], *sizes[:2]] if kind.elem_type == onnx.TensorProto.UINT8 else sizes
+    if any(size not in (0, wanted) for size, wanted in zip(sizes, rule.size, strict=True)):  # 0: a free length
+        raise UserError(f"it prepares images {list(rule.size)}, the model takes {sizes}")
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The entries of an ONNX file's metadata, or what OpenVINO has kept of them in a file of its own format."""
     if path.suffix != OPENVINO_SUFFIX:
-        return {entry.key: entry.value for entry in load(path, weights=False).metadata_props}
+        return _entries(load(path, weights=False))
+    text = read_bytes(path, "model", "give a model of OpenVINO's format")
     try:
-        root = ElementTree.parse(path).getroot()
-    except OSError as error:
-        raise UserError(f"cannot read model {path}: {error.strerror or error}") from error
-    except ElementTree.ParseError as error:
+        root = ElementTree.fromstring(text)
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the last two: unknown encodings
         raise UserError(f"{path} is not a model of OpenVINO's format: {error}") from error
     return {entry.tag: entry.get("value", "") for entry in root.iterfind("rt_info/framework/*")}
+
+
+def _entries(proto: onnx.ModelProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in proto.metadata_props}
 
 
 def require_reference_of(model: ModelFile, reference: ModelFile) -> None:

@@ -2,6 +2,7 @@
 
 preprocessing  resize, crop and normalise, as a value that the ONNX file carries
 listing        which files of a folder are images, and their labels
+arrays         images as numpy writes them, .npy and .npz
 loading        images of a folder, .npy or .npz, as one array
 stream         the same, a few at a time
 choice         which images an export calibrates on, and which it measures on

@@ -11,14 +11,18 @@ What is hidden (.DS_Store, ._photo.jpg, .thumbnails) is neither an image nor a c
 from __future__ import annotations
 
 import csv
+import io
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.files.inputs import read_text
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
 LARGEST_LABEL = 2**31 - 1  # far more classes than any model has, and safe in every integer type
+MOST_ROWS = 2**21  # of a labels.csv; ImageNet has 1.3 million training images
 SURPLUS = "\0"  # where csv puts cells beyond the header; no column can be called so
 
 
@@ -128,13 +132,16 @@ def _label(place: str, row: dict[str, str]) -> int:
 
 
 def _read_csv(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
+    advice = "expected text with a header of file,index"
+    text = io.StringIO(read_text(path, "labels", advice), newline="")
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a byte order mark first
-            reader = csv.DictReader(file, restkey=SURPLUS, skipinitialspace=True)
-            reader.fieldnames = fields = [name.strip() for name in reader.fieldnames or []]
-            rows = list(reader)
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"cannot read {path}: {error}; expected text with a header of file,index") from error
+        reader = csv.DictReader(text, restkey=SURPLUS, skipinitialspace=True)
+        reader.fieldnames = fields = [name.strip() for name in reader.fieldnames or []]
+        rows = list(itertools.islice(reader, MOST_ROWS + 1))
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"cannot read {path}: {error}; {advice}") from error
+    if len(rows) > MOST_ROWS:
+        raise UserError(f"{path} has more than {MOST_ROWS} rows; give fewer images")
     for row in rows:
         row.pop(SURPLUS, None)
     return fields, rows

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import struct
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +21,11 @@ import numpy as np
 from PIL import Image
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.files.inputs import unfit
+from ptq4vit_onnx.images.arrays import has_array, images_shape, read_arrays
 from ptq4vit_onnx.images.listing import Listing, list_folder
 from ptq4vit_onnx.images.preprocessing import Preprocessing
+from ptq4vit_onnx.limits import MAX_PIXELS
 from ptq4vit_onnx.progress import Progress, silent
 
 logger = logging.getLogger(__name__)
@@ -31,9 +33,6 @@ Array = np.ndarray[Any, Any]
 # What Pillow raises for damaged files, by format; EOFError, SyntaxError and struct.error among them.
 _UNREADABLE = (
     OSError, ValueError, EOFError, SyntaxError, struct.error, zlib.error, Image.DecompressionBombError
-)  # fmt: skip
-_NOT_ARRAYS = (
-    OSError, ValueError, LookupError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error
 )  # fmt: skip
 
 
@@ -78,33 +77,15 @@ def count_images(source: Path) -> int:
     """How many images a source has, without reading one: files that may be damaged, or what an array's header says."""
     if source.suffix not in (".npy", ".npz"):
         return len(list_folder(source).files)
-    try:
-        if source.suffix == ".npy":
-            return _first_axis(np.load(source, mmap_mode="r", allow_pickle=False).shape)
-        with zipfile.ZipFile(source) as archive, archive.open("images.npy") as member:
-            version = np.lib.format.read_magic(member)
-            known = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-            return _first_axis(known[version](member)[0])
-    except _NOT_ARRAYS as error:
-        raise _not_arrays(source, error) from error
-
-
-def _first_axis(shape: tuple[int, ...]) -> int:
-    """A single number has no axis; how an array should look is said when it is read."""
-    return shape[0] if shape else 1
+    shape = images_shape(source)
+    return shape[0] if shape else 1  # a single number has no axis; how an array should look is said when it is read
 
 
 def has_labels(source: Path, where: Callable[[dict[str, str]], bool] | None = None) -> bool:
     """Whether the images of a source are labelled, without reading them."""
     if source.suffix not in (".npy", ".npz"):
         return list_folder(source, where).labels is not None
-    if source.suffix == ".npy":
-        return False
-    try:
-        with np.load(source, allow_pickle=False) as archive:
-            return "labels" in archive
-    except _NOT_ARRAYS as error:
-        raise _not_arrays(source, error) from error
+    return has_array(source, "labels")
 
 
 def load_images(
@@ -149,13 +130,22 @@ def read_images(
     kept: list[int] = []
     for index in progress(_until(order, kept, wanted), "reading images"):
         try:
-            with Image.open(listing.files[index]) as image:
-                pixels = preprocessing.apply(image)
+            pixels = _read_image(listing.files[index], preprocessing)
         except _UNREADABLE as error:
             skipped[str(listing.files[index])] = str(error)
             continue
         kept.append(index)
         yield index, pixels
+
+
+def _read_image(file: Path, preprocessing: Preprocessing) -> Array:
+    reason = unfit(file)
+    if reason is not None:
+        raise ValueError(reason)
+    with Image.open(file) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise ValueError(f"it has {image.width} x {image.height} pixels, expected at most {MAX_PIXELS}")
+        return preprocessing.apply(image)
 
 
 def require_readable(source: Path, readable: int, minimum: int, skipped: Mapping[str, str]) -> None:
@@ -198,7 +188,7 @@ def pick(available: int, count: int | None, seed: int) -> list[int]:
 
 
 def _load_array(source: Path, preprocessing: Preprocessing, count: int | None, seed: int, minimum: int) -> ImageSet:
-    images, labels = _read_arrays(source)
+    images, labels = read_arrays(source)
     if images.ndim != 4 or images.shape[1:] != preprocessing.size or images.dtype != np.float32:
         raise UserError(
             f"{source} holds {images.dtype} {list(images.shape)}; expected preprocessed float32 "
@@ -222,28 +212,3 @@ def _load_array(source: Path, preprocessing: Preprocessing, count: int | None, s
         tuple(f"{source.name}[{index}]" for index in order),
         str(source),
     )
-
-
-def _read_arrays(source: Path) -> tuple[Array, Array | None]:
-    """`images` and, where there are some, `labels`; pickled objects are refused, never loaded."""
-    try:
-        loaded = np.load(source, allow_pickle=False)
-        if source.suffix == ".npy":
-            return np.asarray(loaded), None
-        with loaded:
-            return _array(loaded, "images"), _array(loaded, "labels") if "labels" in loaded else None
-    except _NOT_ARRAYS as error:
-        raise _not_arrays(source, error) from error
-
-
-def _not_arrays(source: Path, error: Exception) -> UserError:
-    reason = " ".join(str(error).split()).strip("'\"")
-    return UserError(f"cannot read {source}: {reason}; expected `images` as float32 [n, C, H, W]")
-
-
-def _array(archive: Any, name: str) -> Array:
-    """A member of an .npz; one that was not written by numpy comes as bytes."""
-    found = archive[name]
-    if not isinstance(found, np.ndarray):
-        raise ValueError(f"its {name} is not an array")
-    return found

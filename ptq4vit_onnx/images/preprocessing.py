@@ -11,8 +11,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.limits import MAX_SIDE
+from ptq4vit_onnx.errors import UserError, one_line
+from ptq4vit_onnx.files.inputs import parse_json
+from ptq4vit_onnx.limits import MAX_PIXELS, MAX_SIDE
+
+MOST_COLOURS = 4  # of images that large
+MOST_NORMALISED = 1e6  # of a mean, a std, and one over a std: float32 holds what becomes of images
 
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -44,6 +48,8 @@ class Preprocessing:
             raise UserError(f"crop mode {self.crop_mode!r} is not supported; expected center or squash")
         if not all(1 <= side <= MAX_SIDE for side in self.size):
             raise UserError(f"image size {list(self.size)} is not usable; expected [channels, height, width]")
+        if math.prod(self.size) > MOST_COLOURS * MAX_PIXELS:
+            raise UserError(f"image size {list(self.size)} is not usable; expected at most {MAX_PIXELS} pixels")
         if not 0.1 <= self.crop_pct <= 10:  # timm's own are 0.875 to 1.15
             raise UserError(f"crop_pct {self.crop_pct:g} is not usable; expected a share near 1, as 0.9")
         for name, values in (("mean", self.mean), ("std", self.std)):
@@ -51,9 +57,19 @@ class Preprocessing:
                 raise UserError(f"{name} {list(values)} is not usable; expected {self.size[0]} finite numbers")
         if min(self.std) <= 0:
             raise UserError(f"std {list(self.std)} is not usable; expected numbers above 0")
+        if min(self.std) < 1 / MOST_NORMALISED or max(map(abs, (*self.mean, *self.std))) > MOST_NORMALISED:
+            raise UserError(f"mean {list(self.mean)} and std {list(self.std)} are not usable; expected numbers near 1")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Preprocessing:
+        """What `to_json` wrote; a UserError for any other text."""
+        try:
+            return cls.from_data(parse_json(text))
+        except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError) as error:
+            raise UserError(f"{text[:40]!r} is no rule for images ({one_line(error)})") from error
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Preprocessing:
@@ -85,6 +101,8 @@ class Preprocessing:
                 width, height = short, int(short * image.height / image.width)
             else:
                 width, height = int(short * image.width / image.height), short
+        if width * height > MAX_PIXELS:
+            raise ValueError(f"its sides {image.width} x {image.height} would become {width} x {height} pixels")
         return image.resize((width, height), _FILTERS[self.interpolation])
 
     def _crop(self, image: Image.Image) -> Image.Image:
@@ -103,10 +121,10 @@ def _eight_bits(image: Image.Image) -> Image.Image:
         return _from_floats(np.asarray(image))
     if image.mode != "I" and not image.mode.startswith("I;16"):
         return image
-    values = np.asarray(image).astype(np.int64)
+    values = np.asarray(image)
     if values.min() < 0 or values.max() > 65535:
         raise ValueError(f"its pixels reach from {values.min()} to {values.max()}, expected 16 bits, 0 to 65535")
-    return Image.fromarray(np.round(values / 257).astype(np.uint8))
+    return Image.fromarray(np.round(values.astype(np.float32) / 257).astype(np.uint8))
 
 
 def _from_floats(values: np.ndarray[Any, Any]) -> Image.Image:

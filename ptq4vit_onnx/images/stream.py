@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from ptq4vit_onnx.progress import Progress
 
 logger = logging.getLogger(__name__)
 AT_ONCE = 64  # images in memory: 40 MB at 224 x 224
+MOST_AT_ONCE = 2**26  # numbers of them: fewer images, where they are large
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ def _folder_chunks(
     """
     files = len(listing.files)
     order = pick(files, None if source.count is None else files, source.seed)
+    at_once = max(1, min(AT_ONCE, MOST_AT_ONCE // math.prod(preprocessing.size)))
     waiting: dict[int, Array] = {}
     total = 0
     reader = read_images(listing, order, source.count, preprocessing, skipped, progress)
@@ -127,7 +130,7 @@ def _folder_chunks(
         total += 1
         if skipped and not source.skip_unreadable:
             waiting.clear()
-        elif len(waiting) == AT_ONCE:
+        elif len(waiting) == at_once:
             yield _image_set(waiting, listing, folder)
             waiting.clear()
     require_readable(folder, total, 1, skipped)

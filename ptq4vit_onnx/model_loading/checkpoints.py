@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptq4vit_onnx.errors import UserError, one_line
+from ptq4vit_onnx.files.inputs import unfit
 from ptq4vit_onnx.request import size_text
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+_WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # EMA weights first, as timm does
+MOST_WRAPPERS = 8  # one in the other
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -24,8 +28,9 @@ def read_state(path: Path) -> dict[str, Any]:
     import torch
     from safetensors.torch import load_file
 
-    if not path.is_file():
-        raise UserError(f"no checkpoint at {path}; give a .safetensors, .pth, .pt or .bin file")
+    reason = unfit(path)
+    if reason is not None:
+        raise UserError(f"no checkpoint at {path}: {reason}; give a .safetensors, .pth, .pt or .bin file")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's advice about pickles is not for our user
@@ -42,12 +47,14 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def _unnest(path: Path, data: Any) -> dict[str, Any]:
-    """The tensors of a checkpoint, from under the usual wrappers; EMA weights first, as timm does."""
+    """The tensors of a checkpoint, from under the usual wrappers."""
     import torch
 
-    for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
-        if isinstance(data, dict) and isinstance(data.get(key), dict):
-            return _unnest(path, data[key])
+    for _ in range(MOST_WRAPPERS):  # a pickle may hold itself
+        inner = next((key for key in _WRAPPERS if isinstance(data, dict) and isinstance(data.get(key), dict)), None)
+        if inner is None:
+            break
+        data = data[inner]
     tensors = _items(data, torch.Tensor)
     if not tensors:
         raise UserError(
@@ -55,12 +62,36 @@ def _unnest(path: Path, data: Any) -> dict[str, Any]:
             "state_dict, model or model_ema"
         )
     prefixes = ("module.", "_orig_mod.")
-    clean = {}
+    clean: dict[str, Any] = {}
     for key, value in tensors.items():
-        while key.startswith(prefixes):
-            key = key.partition(".")[2]
-        clean[key] = value
+        name = key
+        while name.startswith(prefixes):
+            name = name.partition(".")[2]
+        if name in clean:
+            raise UserError(
+                f"checkpoint {path} holds {name} twice, as {key} as well; save the state dict of one module"
+            )
+        _require_plain(path, key, value)
+        clean[name] = value
     return clean
+
+
+def _require_plain(path: Path, key: str, value: torch.Tensor) -> None:
+    """Refuse what is no array of real numbers, and weights in whole numbers: their scales lie elsewhere."""
+    import torch
+
+    kind = str(value.dtype).removeprefix("torch.")
+    if value.is_quantized or value.is_complex():
+        what = kind
+    elif value.layout != torch.strided:
+        what = "sparse"
+    elif value.device.type == "meta":
+        what = "a shape without values (on torch's device meta)"
+    elif not value.is_floating_point() and value.dim() and key.endswith((".weight", ".bias")):
+        what = kind
+    else:
+        return
+    raise UserError(f"checkpoint {path} cannot be used: {key} is {what}; save the float weights as plain tensors")
 
 
 def _items(data: Any, kind: type) -> dict[str, Any]:
@@ -159,6 +190,11 @@ def _require_match(name: str, path: Path, module: nn.Module, state: dict[str, An
             f"{key} {list(state[key].shape)} instead of {list(expected[key].shape)}"
             for key in expected
             if key in state and state[key].shape != expected[key].shape
+        ]),
+        _listed("of another type", [
+            f"{key} {str(state[key].dtype).removeprefix('torch.')}"
+            for key in expected
+            if key in state and state[key].is_floating_point() != expected[key].is_floating_point()
         ]),
     ]  # fmt: skip
     found = [problem for problem in problems if problem]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.files.inputs import read_json
 from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.model_loading import timm_models, torchvision_models
 from ptq4vit_onnx.model_loading.huggingface import models as transformers_models
@@ -90,12 +90,7 @@ def resolve(name: str) -> ModelSpec:
 
 def _of_folder(folder: Path) -> ModelSpec:
     """Of a folder with a config.json, as timm or transformers writes it."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"cannot read {folder / 'config.json'}; expected the JSON that timm or transformers writes"
-        ) from error
+    config = read_json(folder / "config.json", "config", "expected what timm or transformers writes")
     if isinstance(config, dict) and "architecture" in config:
         name = f"local-dir:{folder}"
         return ModelSpec(name, name, 0, name)

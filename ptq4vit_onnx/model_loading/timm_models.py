@@ -79,7 +79,7 @@ def build(spec: ModelSpec, classes: int | None = None, img_size: ImageSize | Non
             if img_size is not None:
                 _require_takes(module, img_size)
             return module
-    except (RuntimeError, OSError, ValueError, TypeError, AssertionError) as error:
+    except (RuntimeError, OSError, ValueError, TypeError, AssertionError, LookupError, AttributeError) as error:
         if img_size is None:
             raise UserError(f"timm cannot build {spec.timm!r}: {one_line(error)}") from error
         raise UserError(
@@ -144,7 +144,8 @@ def _fetched(spec: ModelSpec, options: dict[str, Any]) -> nn.Module:
             f"no weights for {spec.name}: the hub did not serve {spec.timm} ({type(error).__name__}); "
             "connect to the network, give --checkpoint FILE, or use --random-weights for a dry run"
         ) from error
-    except RuntimeError as error:  # timm's answer to a tag it does not know, or to one without weights
+    # timm's answer to a tag it does not know, to one without weights, and to configs of a folder that make no sense
+    except (RuntimeError, TypeError, LookupError, AttributeError, AssertionError) as error:
         raise UserError(
             f"no weights for {spec.name}: {one_line(error)}; give --checkpoint FILE, or use "
             "--random-weights for a dry run"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -61,6 +61,10 @@ def request_of(plan: ScalePlan, request: ExportRequest) -> ExportRequest:
 def _kind_of(plan: ScalePlan, asked: AskedKind) -> AskedKind:
     """The kind of output that a plan was made for; a plan that does not say leaves it to the user."""
     planned: Any = plan.options.get(OUTPUT_KIND, asked)
+    if planned not in get_args(AskedKind):
+        raise UserError(
+            f"the plan's {OUTPUT_KIND} is {planned!r:.40}; expected one of {', '.join(get_args(AskedKind))}"
+        )
     if asked not in ("auto", planned):
         raise UserError(f"the plan was made for --output-kind {planned}, not for {asked}; leave --output-kind out")
     return planned  # type: ignore[no-any-return]

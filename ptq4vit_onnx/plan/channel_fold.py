@@ -18,6 +18,7 @@ import numpy as np
 
 from ptq4vit_onnx.plan.quantizers import require_scales
 
+MOST_SCALED, MOST_SHIFTED = 2.0**40, 2.0**60  # folded LayerNorms keep the precision of float32
 Array = np.ndarray[Any, Any]
 
 
@@ -30,11 +31,11 @@ class Channels:
     shift: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        require_scales(self.scale)
+        require_scales(self.scale, MOST_SCALED)
         if len(self.shift) != len(self.scale):
             raise ValueError(f"shift has {len(self.shift)} values, scale has {len(self.scale)}")
-        if not (np.abs(np.asarray(self.shift, np.float64)) <= np.finfo(np.float32).max).all():
-            raise ValueError("shift is not finite in float32")
+        if not (np.abs(np.asarray(self.shift, np.float64)) <= MOST_SHIFTED).all():
+            raise ValueError(f"shift is not from {-MOST_SHIFTED:.2g} to {MOST_SHIFTED:.2g}")
 
     def of_norm(self, weight: Array, bias: Array) -> tuple[Array, Array]:
         """The LayerNorm's weight and bias [channels], folded."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache, reduce
 from operator import or_
@@ -22,12 +22,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from pydantic_core import ErrorDetails
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.files.inputs import parse_json, read_bytes
 from ptq4vit_onnx.plan.channel_fold import Channels
 from ptq4vit_onnx.plan.quantizers import QUANTIZERS, Quantizer, Uniform
 from ptq4vit_onnx.plan.scale_plan import FORMAT, Outliers, ScalePlan, SitePlan
 from ptq4vit_onnx.plan.sites import Kind
 
 MOST_CHANNELS = 2**31  # more than any layer has; numbers beyond int64 have no place in an array
+MOST_CORRECTION = 1e30  # of an output; what is added to it stays a float32 value
 _LEFT_OUT_WHERE_EMPTY = ("floats",)
 Value = TypeVar("Value")
 
@@ -56,9 +58,7 @@ def fingerprint(plan: ScalePlan) -> str:
 def read_plan(path: Path) -> ScalePlan:
     """Read and check a file; a mistake is a UserError that names the file and the field."""
     try:
-        return parse_plan(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"cannot read plan {path}: {error.strerror}; give the plan.json of an export") from error
+        return parse_plan(read_bytes(path, "plan", "give the plan.json of an export"))
     except PlanFieldError as error:
         raise UserError(f"plan {path}: {error}") from error
     except ValueError as error:
@@ -113,7 +113,7 @@ def _build_forms(quantizers: tuple[tuple[str, type[Quantizer]], ...]) -> _Forms:
         SitePlan, require_consistent, lhs=_one_of(known, *of_values), rhs=_one_of(known, *of_weights),
         outliers=outliers | None, channels=_form(Channels) | None,
     )  # fmt: skip
-    plan = _form(ScalePlan, sites=Mapping[str, site], format=Literal[FORMAT])  # type: ignore[valid-type]
+    plan = _form(ScalePlan, require_as_optioned, sites=Mapping[str, site], format=Literal[FORMAT])  # type: ignore[valid-type]
     return _Forms(TypeAdapter(plan), TypeAdapter(tuple[str, site]))  # type: ignore[valid-type]
 
 
@@ -158,6 +158,8 @@ def require_consistent(site: SitePlan) -> None:
             )
     if site.kind == "matmul" and site.bias_correction is not None:
         raise PlanFieldError("bias_correction", "expected null: a matmul has no bias")
+    if any(abs(value) > MOST_CORRECTION for value in site.bias_correction or ()):
+        raise PlanFieldError("bias_correction", f"expected values of at most {MOST_CORRECTION:g}")
     if site.rhs.only_kind not in (None, site.kind):
         raise PlanFieldError("rhs.type", f"expected uniform: a {site.kind} has no pixels side by side")
     if site.lhs.only_kind not in (None, site.kind):
@@ -167,6 +169,33 @@ def require_consistent(site: SitePlan) -> None:
     unknown = sorted(set(site.forms) - {form.__name__ for form in QUANTIZERS.values()})
     if unknown:
         raise PlanFieldError(f"forms.{unknown[0]}", "no such quantizer")
+
+
+def require_as_optioned(plan: ScalePlan) -> None:
+    """Refuse options that the sites contradict: folders and reports are named after options."""
+    for name, site in plan.sites.items():
+        for option, held in _contradicted(site, plan.options):
+            said = f"{plan.options[option]!r:.40} contradicts {name}, which has {held}"
+            raise PlanFieldError(f"options.{option}", f"{said}; leave {option} out where sites differ")
+
+
+def _contradicted(site: SitePlan, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(option, what the site has instead)"""
+    widths = [("activation_bits" if site.kind == "matmul" else "weight_bits", site.rhs.bits)]
+    if not site.lhs.colours:  # an image has 8 bits, whatever activations have
+        widths.append(("activation_bits", site.lhs.bits))
+    yield from ((option, f"{bits} bits") for option, bits in widths if options.get(option, bits) != bits)
+    for option, value, held, what in (
+        ("twin", "none", site.lhs.source is not None, "a twin"),
+        ("activations", "symmetric", site.lhs.kind == "affine", "a zero point"),
+        ("pixels", "searched", bool(site.lhs.colours), "pixel bytes"),
+        ("rounding", "nearest", site.rhs.kind == "diffused", "errors handed on"),
+        ("outliers", "none", site.outliers is not None, "outliers"),
+        ("channels", "none", site.channels is not None, "scaled channels"),
+        ("bias_correction", "none", site.bias_correction is not None, "a bias correction"),
+    ):
+        if held and options.get(option) == value:
+            yield option, what
 
 
 def _require_sound_outliers(kind: Kind, outliers: Outliers) -> None:
@@ -182,6 +211,7 @@ def _require_sound_outliers(kind: Kind, outliers: Outliers) -> None:
 
 
 def _parse(form: TypeAdapter[Value], text: str | bytes) -> Value:
+    parse_json(text)  # pydantic takes the last of two equal keys
     try:
         return form.validate_json(text)
     except ValidationError as error:
@@ -196,7 +226,7 @@ def _first_mistake(errors: list[ErrorDetails]) -> ValueError:
         case {"type": "json_invalid", "ctx": {"error": reason}}:
             return ValueError(reason)
         case {"type": "value_error", "ctx": {"error": PlanFieldError() as cause}}:
-            where, problem = f"{where}.{cause.where}", cause.problem
+            where, problem = f"{where}.{cause.where}".removeprefix("."), cause.problem
         case {"type": "value_error", "ctx": {"error": cause}}:
             problem = str(cause)
         case {"type": "missing"}:

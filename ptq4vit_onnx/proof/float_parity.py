@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,9 @@ def float_parity(model: LoadedModel, path: Path, images: Array, count: int = 8) 
 
     chosen = images[:count]
     expected = simulate_all(model.module, None, chosen, batch=4)
-    for name, output in zip(model.outputs, expected, strict=True):
-        if not np.isfinite(output).all():
-            raise UserError(
-                f"cannot quantise {model.name}: it returns {name} that are infinite or no numbers on the calibration "
-                "images; are its weights and its preprocessing right?"
-            )
+    _require_finite(model, expected, "it")
     got = run_all(path, chosen, batch=4, threads=0)
+    _require_finite(model, got, "its float file")
     parity = FloatParity(len(chosen), max(_error(*pair) for pair in zip(got, expected, strict=True)))
     if not parity.passed:
         raise ParityError(
@@ -50,6 +47,15 @@ def float_parity(model: LoadedModel, path: Path, images: Array, count: int = 8) 
             f"{parity.images} images (limit {parity.tolerance:g})"
         )
     return parity
+
+
+def _require_finite(model: LoadedModel, outputs: Sequence[Array], what: str) -> None:
+    for name, output in zip(model.outputs, outputs, strict=True):
+        if not np.isfinite(output).all():
+            raise UserError(
+                f"cannot quantise {model.name}: {what} returns {name} that are not finite on the calibration images; "
+                "are its weights and its preprocessing right?"
+            )
 
 
 def _error(got: Array, expected: Array) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 
 from ptq4vit_onnx.errors import UserError
@@ -46,4 +44,4 @@ def _preprocessing(runner: Runner) -> Preprocessing:
             "the model takes bytes and does not say how they are normalised; give a file that ptq4vit-onnx export has "
             "written"
         )
-    return Preprocessing.from_data(json.loads(said))
+    return Preprocessing.from_json(said)

@@ -99,9 +99,9 @@ def load(path: Path, threads: int = 1, timed: bool = False) -> OpenVinoRunner:
 
     What is not quantised is computed in float32: by default OpenVINO takes bfloat16 on CPUs that have it.
     """
-    if not path.is_file():
-        raise UserError(f"no model file at {path}")
-    read_metadata(path)  # refuses a damaged file, at which OpenVINO would try one reader after the other
+    read_metadata(
+        path
+    )  # refuses what is no file, and a damaged one, at which OpenVINO would try one reader after the other
     settings = {
         "INFERENCE_NUM_THREADS": threads,
         "INFERENCE_PRECISION_HINT": "f32",

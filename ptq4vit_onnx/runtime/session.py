@@ -13,9 +13,11 @@ import onnx
 import onnxruntime
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.files.inputs import require_file
 from ptq4vit_onnx.files.scratch import scratch_folder
 from ptq4vit_onnx.graph import model_proto
 from ptq4vit_onnx.graph.model_proto import Array, Model
+from ptq4vit_onnx.limits import MAX_BATCH
 from ptq4vit_onnx.runtime.feeding import as_fed
 from ptq4vit_onnx.runtime.runner import BYTES, FLOATS, Entry, Runner, engine_title, first_line, model_name
 
@@ -23,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 _CPU_ONLY = ["CPUExecutionProvider"]
-_QUIET = 3  # ONNX Runtime's severity level "error"
+_QUIET = 4  # ONNX Runtime's severity level "fatal": what it logs as an error it also raises
 
 
 def session(
@@ -132,11 +134,18 @@ def output_names(runner: Runner) -> tuple[str, ...]:
 def static_batch(runner: Runner) -> int | None:
     """The batch size a session's model is fixed to, None where it is free."""
     shape = runner.get_inputs()[0].shape
-    return shape[0] if shape and isinstance(shape[0], int) else None
+    if not (shape and isinstance(shape[0], int)):
+        return None
+    if not 1 <= shape[0] <= MAX_BATCH:
+        raise UserError(f"{model_name(runner)} has a fixed batch of {shape[0]}; expected 1 to {MAX_BATCH}")
+    return shape[0]
 
 
 def optimised_model(model: Model) -> onnx.ModelProto:
     """The graph ONNX Runtime executes on this CPU, after all of its own optimisations, weights included."""
+    if isinstance(model, Path) and _size(model) < model_proto.PROTOBUF_LIMIT:
+        proto = model_proto.load(model, weights=False)  # ONNX Runtime would look for outside data next to its own file
+        model = model_proto.load(model) if model_proto.has_data_outside(proto) else model
     with scratch_folder() as folder:
         path = folder / "optimised.onnx"
         session(model, optimised_path=path)
@@ -145,7 +154,7 @@ def optimised_model(model: Model) -> onnx.ModelProto:
 
 def _create(source: str | bytes, options: Any) -> Any:
     try:
-        return onnxruntime.InferenceSession(source, options, providers=_CPU_ONLY)
+        return onnxruntime.InferenceSession(source, options, providers=_CPU_ONLY, enable_fallback=0)
     except Exception as error:
         # ONNX Runtime raises a class per status code; all of them say that this file cannot be executed
         where = source if isinstance(source, str) else "the model"
@@ -187,8 +196,7 @@ def _source(model: Model) -> Iterator[str | bytes]:
     if isinstance(model, bytes):
         yield model
     elif isinstance(model, Path):
-        if not model.is_file():
-            raise UserError(f"no model file at {model}")
+        require_file(model, "model", "give an ONNX file", model_proto.MOST_BYTES)
         yield str(model)
     elif _size(model) < model_proto.PROTOBUF_LIMIT:
         yield model.SerializeToString()

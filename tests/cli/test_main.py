@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -268,11 +269,13 @@ def test_a_command_runs_with_sleeping_threads_and_leaves_the_environment_alone(
     assert seen == ["PASSIVE"] and "OMP_WAIT_POLICY" not in os.environ
 
 
-def test_a_command_logs_to_standard_error_and_leaves_logging_and_streams_as_they_were(
+def test_a_command_shows_our_warnings_alone_and_leaves_logging_and_streams_as_they_were(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def warn(_: Any) -> int:
-        logging.getLogger("any").warning("said")
+        logging.getLogger("ptq4vit_onnx.any").warning("said")
+        logging.getLogger("another_library").warning("advice")
+        warnings.warn("more advice", stacklevel=1)
         return 0
 
     root = logging.getLogger()

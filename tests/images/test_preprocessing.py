@@ -184,3 +184,9 @@ def test_a_rule_we_cannot_follow_is_refused(change: dict[str, Any], said: str) -
     data = {**json.loads(RULES["vit"].to_json()), **change}
     with pytest.raises(UserError, match=said):
         Preprocessing.from_data(data)
+
+
+def test_an_image_too_long_to_be_resized_is_refused_before_memory_is_taken() -> None:
+    rule = Preprocessing((3, 224, 224), 0.9, "center", "bicubic", (0.5,) * 3, (0.5,) * 3)
+    with pytest.raises(ValueError, match="60000 x 2 would become 7440000 x 248 pixels"):
+        rule.apply(Image.new("1", (60000, 2)))

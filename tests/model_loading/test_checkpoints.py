@@ -272,3 +272,41 @@ def test_a_zip_without_tensors_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("hello.txt", "hello")
     assert "cannot read checkpoint" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda weight: weight.to(torch.int8), "head.weight is int8"),
+        (lambda weight: weight.bool(), "head.weight is bool"),
+        (lambda weight: weight.to(torch.complex64), "head.weight is complex64"),
+        (lambda weight: torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8), "head.weight is qint8"),
+        (lambda weight: weight.to_sparse(), "head.weight is sparse"),
+        (lambda weight: weight.to("meta"), "head.weight is a shape without values"),
+        (lambda weight: weight * 1e308, "NaN or infinite weights: in: head.weight"),
+    ],
+)
+def test_weights_that_are_no_plain_numbers_are_refused_by_name(
+    change: Callable[[torch.Tensor], torch.Tensor], said: str, state: State, tmp_path: Path
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = saved(tmp_path / "odd.pth", {**state, "head.weight": change(state["head.weight"])})
+    assert said in refusal(path)
+
+
+def test_whole_numbers_where_a_table_of_floats_is_expected_are_refused(state: State, tmp_path: Path) -> None:
+    path = saved(tmp_path / "odd.pth", {**state, "pos_embed": state["pos_embed"].to(torch.int64)})
+    assert "of another type: pos_embed int64" in refusal(path)
+
+
+def test_one_weight_under_two_names_is_refused(state: State, tmp_path: Path) -> None:
+    path = saved(tmp_path / "both.pth", {**state, "module.head.bias": state["head.bias"] + 1})
+    assert "holds head.bias twice, as module.head.bias as well" in refusal(path)
+
+
+def test_a_checkpoint_that_holds_itself_comes_to_an_end(state: State, tmp_path: Path) -> None:
+    around: dict[str, Any] = {"state_dict": {**state}}
+    around["state_dict"]["model"] = around
+    path = saved(tmp_path / "itself.pth", around)
+    assert "holds no state dict" in refusal(path) or set(read_state(path)) >= set(state)

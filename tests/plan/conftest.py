@@ -17,7 +17,7 @@ def plan() -> ScalePlan:
         channels=Channels("blocks.0.norm2", (0.5, 2.0), (0.25, -1.0)),
     )  # fmt: skip
     return ScalePlan(
-        "vit_digits", "w" * 8, "i" * 8, {"weight_bits": 8}, {"torch": "2.13.0"},
+        "vit_digits", "w" * 8, "i" * 8, {"activation_bits": 8}, {"torch": "2.13.0"},
         {
             "blocks.0.mlp.fc2": fc2,
             "blocks.0.attn.pv": SitePlan("matmul", "softmax", TwinSoftmax(8, 4), Uniform(8, (0.5,), -3)),

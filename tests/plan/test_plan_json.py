@@ -56,8 +56,9 @@ outliers = st.builds(
 )
 sources = st.sampled_from(["softmax", "gelu", "other"])
 losses = st.dictionaries(st.text(), numbers, max_size=2)
-corrections = st.none() | st.lists(numbers, max_size=4).map(tuple)
-pairs = st.lists(st.tuples(scales, numbers.filter(lambda value: abs(value) < 1e38)), min_size=1, max_size=3)
+corrections = st.none() | st.lists(st.floats(-1e30, 1e30), max_size=4).map(tuple)
+near_one = st.floats(min_value=2.0**-40, max_value=2.0**40, width=32)
+pairs = st.lists(st.tuples(near_one, st.floats(-1e18, 1e18)), min_size=1, max_size=3)
 channels = st.builds(lambda norm, found: Channels(norm, *map(tuple, zip(*found, strict=True))), st.text(), pairs)
 weighted = st.builds(
     SitePlan, st.just("linear"), sources, uniforms | affines() | twins, uniforms,
@@ -180,7 +181,8 @@ MISTAKES = [
     (change(*FC2, "outliers", "rhs", "type", to="diffused"), "fc2.outliers.rhs.type: expected 'uniform', got"),
     (change(*FC2, "kind", to="conv"), "fc2.outliers: expected null: a conv has no outliers"),
     (change(*FC2, "rhs", "axis", to=-2), "fc2.rhs.axis: expected -1 for the scales of a linear, got -2"),
-    (change(*FC2, "rhs", "axis", to=5), "fc2.rhs.axis: expected -1 for the scales of a linear, got 5"),
+    (change(*FC2, "rhs", "axis", to=-2), "fc2.rhs.axis: expected -1 for the scales of a linear, got -2"),
+    (change(*FC2, "rhs", "axis", to=10**30), "fc2.rhs: axis is 1000000000"),
     (change(*PV, "rhs", to={"type": "uniform", "bits": 8, "scale": [1, 2], "axis": -1}), "pv.rhs.axis: expected -3"),
     (change(*FC2, "channels", "scale", 0, to=0), "fc2.channels: scale 0.0 is not a positive float32"),
     (change(*FC2, "channels", "shift", to=[1.0]), "fc2.channels: shift has 1 values, scale has 2"),

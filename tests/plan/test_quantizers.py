@@ -14,7 +14,9 @@ from hypothesis.extra import numpy as hnp
 from ptq4vit_onnx.plan.quantizers import (
     GELU_MINIMUM,
     Affine,
+    Branch,
     Diffused,
+    Pixels,
     Quantizer,
     TwinGelu,
     TwinSoftmax,
@@ -22,6 +24,8 @@ from ptq4vit_onnx.plan.quantizers import (
     along_axis,
     as_float32,
 )
+from ptq4vit_onnx.plan.quantizers.patch_order import is_tiling
+from ptq4vit_onnx.plan.quantizers.twin_prices import with_price
 
 Array = np.ndarray[Any, Any]
 # A quotient x / scale and a product code * scale are each rounded to float32: half a step is exact up to two
@@ -287,3 +291,55 @@ def test_of_a_twin_values_half_a_step_beyond_the_outermost_points_are_clipped() 
     gelu = TwinGelu(4, 0.5, 2)  # negatives down to -7/8 in steps of 1/8, positives up to 7/2 in steps of 1/2
     assert gelu.beyond(x) == (-7 / 8 - 1 / 16, 7 / 2 + 1 / 4)
     assert TwinSoftmax(4, 2).beyond(x) == (-np.inf, np.inf), "probabilities end one step above the last point"
+
+
+def test_candidates_are_their_factor_times_the_scale_that_just_covers_all_values() -> None:
+    covering = (
+        (Uniform, -1.0, 3.0, 3.0 / 128), (Uniform, -4.0, 3.0, 4.0 / 128), (Affine, -1.0, 2.0, 3.0 / 255),
+        (TwinGelu, -0.1, 4.0, 4.0 / 128),
+    )  # fmt: skip
+    for form, low, high, full in covering:
+        for factor, found in zip((0.5, 1.0, 2.0), form.candidates(8, low, high, (0.5, 1.0, 2.0)), strict=True):
+            assert found.coordinates[0] == pytest.approx(factor * full)
+
+
+def test_softmax_twins_are_tried_in_the_papers_eleven_forms() -> None:
+    found = TwinSoftmax.candidates(8, 0.0, 1.0, (1.0,))
+    assert [form.coordinates for form in found] == [(float(shift),) for shift in range(1, 12)]
+
+
+def test_what_lies_beyond_the_points_is_half_a_step_away_from_them() -> None:
+    x = np.zeros((1, 4), np.float32)
+    assert Uniform(3, (2.0,)).beyond(x) == (-9.0, 7.0)
+    assert Affine(3, (2.0,), (1,)).beyond(x) == (-3.0, 13.0)
+
+
+def test_points_are_as_many_as_codes_and_twins_of_softmax_share_none() -> None:
+    assert [(points.name, points.first, points.count) for points in TwinSoftmax(8, 2).points] == [
+        ("R1", 0.0, 128), ("R2", 32 / 128, 96)
+    ]  # fmt: skip
+    assert [(points.first, points.last, points.count) for points in Pixels(8, (0.5,), (100.0,)).points] == [
+        (-50.0, 77.5, 256)
+    ]
+
+
+def test_a_branch_of_negatives_is_counted_upwards() -> None:
+    assert [Branch("", (1.0,), *ends).reach for ends in ((-127, 0), (-128, 127), (0, 255))] == [127, 127, 255]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation", "tiles"),
+    [
+        ((4, 4), (4, 4), (0, 0), (1, 1), True), ((1, 1), (2, 2), (0, 0), (1, 1), True),
+        ((4, 4), (2, 2), (0, 0), (1, 1), False), ((4, 4), (4, 4), (1, 1), (1, 1), False),
+        ((4, 4), (4, 4), (0, 0), (2, 2), False),
+    ],
+)  # fmt: skip
+def test_windows_tile_an_image_side_by_side_without_padding_and_holes(
+    kernel: Any, stride: Any, padding: Any, dilation: Any, tiles: bool
+) -> None:
+    assert is_tiling(kernel, stride, padding, dilation) == tiles
+
+
+def test_a_price_is_added_in_nats_and_multiplied_elsewhere() -> None:
+    assert (with_price(2.0, 0.5, 8.0, True), with_price(2.0, 0.5, 8.0, False)) == (2.5, 16.0)

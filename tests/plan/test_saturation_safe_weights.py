@@ -149,3 +149,13 @@ def test_a_kernel_that_changes_slowly_ships_as_it_is_rounded() -> None:
     left, right = Uniform(8, (0.5,)), Uniform(8, (as_float32(1 / 127),))
     assert ship_weight(kernel.T, left, right)[1] > 0
     assert ship_weight(pair_far_inputs(kernel).T, left, right)[1] == 0
+
+
+@pytest.mark.parametrize(("pair", "largest", "overflows"), [
+    ((108, 109), 151, False),  # 217 * 151 is 32767, the last number that int16 holds
+    ((109, 109), 151, True), ((-128, -128), 128, False), ((-128, -128), 129, True), ((127, -128), 255, False),
+])  # fmt: skip
+def test_a_pair_saturates_from_the_first_number_on_that_int16_does_not_hold(
+    pair: tuple[int, int], largest: int, overflows: bool
+) -> None:
+    assert saturating_pairs(np.asarray(pair, np.int8)[:, None], largest) == int(overflows)

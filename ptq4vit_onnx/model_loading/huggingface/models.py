@@ -8,13 +8,13 @@ output, or its tokens where features are asked for.
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptq4vit_onnx.errors import UserError, one_line
+from ptq4vit_onnx.files.inputs import read_json
 from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.model_loading.checkpoints import read_state
 from ptq4vit_onnx.model_loading.hub import preferring_cache
@@ -84,7 +84,7 @@ def _architecture(spec: ModelSpec) -> tuple[Any, Any]:
     import transformers
 
     try:
-        config = transformers.AutoConfig.from_pretrained(spec.address)
+        config = transformers.AutoConfig.from_pretrained(spec.address, trust_remote_code=False)  # never asks
     except Exception as error:  # of any type: each config has checks of its own
         raise _no_config(spec, error) from error
     named = (getattr(config, "architectures", None) or [""])[0]
@@ -205,7 +205,12 @@ def _channels(config: Any) -> int:
 def _preprocessing(wanted: Wanted, config: Any) -> tuple[Preprocessing, tuple[str, ...]]:
     _require_whole_patches(wanted, config)
     data = _processor_data(wanted.spec.address)
-    return preprocessing_from(data, config.model_type, _own_size(config), _channels(config), wanted.img_size)
+    try:
+        return preprocessing_from(data, config.model_type, _own_size(config), _channels(config), wanted.img_size)
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:  # values of other types
+        raise UserError(
+            f"preprocessor_config.json of {wanted.spec.name} cannot be followed: {one_line(error)}"
+        ) from error
 
 
 def _processor_data(address: str) -> dict[str, Any] | None:
@@ -219,10 +224,9 @@ def _processor_data(address: str) -> dict[str, Any] | None:
         )  # fmt: skip
         if path is None:
             continue
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"cannot read {path}: {one_line(error)}; is it complete?") from error
+        data = read_json(Path(path), "image processor", "is it complete?")
+        if not isinstance(data, dict):
+            raise UserError(f"{path} holds {data!r:.40}; expected what an image processor is made of")
         data = data if name.startswith("pre") else data.get("image_processor")
         if data:
             return dict(data)

@@ -14,6 +14,7 @@ from ptq4vit_onnx.plan.quantizers.rounding import (
     Tensor,
     along_axis,
     as_float32,
+    require_axis,
     require_bits,
     require_scales,
     round_clip,
@@ -36,6 +37,7 @@ class Affine(Quantizer):
     def __post_init__(self) -> None:
         require_bits(self.bits)
         require_scales(self.scale)
+        require_axis(self.axis)
         if len(self.zero_point) != len(self.scale):
             raise ValueError(f"zero_point has {len(self.zero_point)} values, scale has {len(self.scale)}")
         if not all(0 <= zero <= self.high for zero in self.zero_point):

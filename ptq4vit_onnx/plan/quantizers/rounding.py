@@ -13,6 +13,7 @@ import numpy as np
 Tensor = TypeVar("Tensor", bound=Any)  # numpy.ndarray or torch.Tensor, float32
 
 MIN_BITS, MAX_BITS = 2, 8
+LARGEST = 2.0**100  # scale, and one over the smallest: products and quotients of two stay float32 values
 TINY = 1e-12  # an all-zero tensor still needs a positive scale
 
 
@@ -55,12 +56,18 @@ def require_bits(bits: int) -> None:
         raise ValueError(f"bits is {bits}, expected {MIN_BITS}..{MAX_BITS}")
 
 
-def require_scales(scale: tuple[float, ...]) -> None:
-    """Scales are positive values of float32; a ValueError names the first that is not."""
+def require_axis(axis: int) -> None:
+    if not -4 <= axis <= -1:
+        raise ValueError(f"axis is {axis!r:.20}, expected -4..-1")
+
+
+def require_scales(scale: tuple[float, ...], largest: float = LARGEST) -> None:
+    """Scales are float32 values from 1 / largest to largest; a ValueError names the first that is not."""
     if not scale:
         raise ValueError("scale is empty, expected one value or one per group")
     values = np.asarray(scale, np.float64)
     with np.errstate(over="ignore"):  # a value beyond float32 becomes infinite, which equals no finite one
-        wrong = ~(np.isfinite(values) & (values > 0) & (values.astype(np.float32) == values))
+        wrong = ~((values >= 1 / largest) & (values <= largest) & (values.astype(np.float32) == values))
     if wrong.any():
-        raise ValueError(f"scale {scale[int(wrong.argmax())]!r} is not a positive float32 value")
+        found = scale[int(wrong.argmax())]
+        raise ValueError(f"scale {found!r} is not a positive float32 value from {1 / largest:.2g} to {largest:.2g}")

@@ -14,6 +14,7 @@ from ptq4vit_onnx.plan.quantizers.rounding import (
     Tensor,
     along_axis,
     as_float32,
+    require_axis,
     require_bits,
     require_scales,
     round_clip,
@@ -39,6 +40,7 @@ class Uniform(Quantizer):
     def __post_init__(self) -> None:
         require_bits(self.bits)
         require_scales(self.scale)
+        require_axis(self.axis)
 
     @classmethod
     def candidates(cls, bits: int, low: float, high: float, factors: Sequence[float]) -> tuple[Quantizer, ...]:
