@@ -249,7 +249,7 @@ def test_every_part_of_the_file_counts(change: Change, said: str, graph_of: Call
 def test_a_constant_that_does_not_fit_its_shape_is_refused_when_the_file_is_read(
     graph_of: Callable[..., Check],
 ) -> None:
-    with pytest.raises(UserError, match="is not an ONNX file: .* has 4 bytes, its shape says"):
+    with pytest.raises(UserError, match=r"is not an ONNX file: .* has 4 bytes, its shape says"):
         graph_of(lambda model: model.graph.initializer[0].dims.append(10**12))
 
 
