@@ -127,7 +127,8 @@ def _run(
         proof=proof, passes=passes, latency=latency, sizes=FileSizes.of(float_path, path), seconds=clock.seconds,
     )  # fmt: skip
     report.save(staging)
-    (staging / "report.html").write_text(render(report), encoding="utf-8")
+    # names of images need not be UTF-8
+    (staging / "report.html").write_text(render(report), encoding="utf-8", errors="backslashreplace")
     return report
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ptq4vit_onnx.errors import UserError
+from ptq4vit_onnx.files.inputs import read_text
 from ptq4vit_onnx.files.outputs import write_whole
 from ptq4vit_onnx.output_kinds import metrics
 from ptq4vit_onnx.output_kinds.metrics import Array
@@ -57,13 +59,12 @@ class Tally:
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of an earlier run; a file of something else is refused, not overwritten."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return []
-    except (OSError, ValueError, csv.Error) as error:
+    reader = csv.DictReader(io.StringIO(read_text(path, "table", "give another --output"), newline=""))
+    try:
+        rows = list(reader)
+    except (ValueError, csv.Error) as error:
         raise UserError(f"cannot read {path}: {error}; give another --output") from error
     if tuple(reader.fieldnames or ()) != COLUMNS or any(None in row or None in row.values() for row in rows):
         raise UserError(f"{path} has other columns than this command writes; move it away or give another --output")
