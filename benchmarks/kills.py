@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import results
 
 QUICK = ("export", "--model", "vit_digits", "--images", "8", "--candidates", "20", "--metric", "mse", "--force")
-PLAIN = ("export", "--model", "vit_digits")  # which replaces nothing
+PLAIN = ("export", "--model", "vit_digits", "--images", "8")  # which replaces nothing
 IMAGES = 24  # of which 8 calibrate
 OLD, NEW = (*QUICK, "--bits", "6"), (*QUICK, "--bits", "8")
 COMPARED = ("model.onnx", "float.onnx", "plan.json")

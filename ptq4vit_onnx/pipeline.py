@@ -64,8 +64,6 @@ def _export(request: ExportRequest, progress: Progress) -> Report:
         request = request_of(known_plan, request)
     require_outside(request.folder, {"--data": request.data, "--checkpoint": request.checkpoint})
     require_free(request.folder, request.force)
-    options = request.options
-    require_images(spec, request.data, options.images, channels_of(spec) if request.data is None else None)
     with claimed(request.folder, request.force):
         return _export_claimed(spec, request, known_plan, progress)
 
@@ -74,6 +72,7 @@ def _export_claimed(
     spec: ModelSpec, request: ExportRequest, known_plan: ScalePlan | None, progress: Progress
 ) -> Report:
     clock, options = _Clock(), request.options
+    require_images(spec, request.data, options.images, channels_of(spec) if request.data is None else None)
     with clock("load"):
         model = load_for(request, spec)
         images = choose_images(spec, request.data, model.preprocessing, options.images, options.seed, progress)
