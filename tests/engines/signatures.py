@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -46,6 +46,29 @@ def nodes_met(form: Form) -> Iterator[Met]:
     for node in form.model.graph.node:
         inputs = tuple(np.asarray(values[name]) if name else _ABSENT for name in node.input)
         yield Met(node, inputs, tuple(np.asarray(values[name]) for name in node.output))
+
+
+@dataclass
+class Seen:
+    """rows: of every form. unknown: operators that are not in the table, with a place. undefined: places where a row's
+    reason is not true of the values."""
+
+    rows: dict[str, set[str]] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
+    undefined: list[str] = field(default_factory=list)
+
+
+def look_at(forms: Sequence[Form]) -> Seen:
+    found = Seen()
+    for form in forms:
+        rows = found.rows.setdefault(form.name, set())
+        for met in nodes_met(form):
+            rows.add(met.signature)
+            if met.signature not in TABLE:
+                found.unknown[met.signature] = f"{met.node.name} in {form.name}"
+            elif not met.is_defined:
+                found.undefined.append(f"{met.node.name} in {form.name}: not true: {TABLE[met.signature].why}")
+    return found
 
 
 def fewest_forms(used: Mapping[str, set[str]]) -> list[str]:

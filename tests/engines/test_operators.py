@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,33 +13,9 @@ from ptq4vit_onnx.graph.integer_products import GraphIndex
 from ptq4vit_onnx.graph.value_ranges import Bounds, code_bounds
 from tests.engines.forms import Array, Form
 from tests.engines.operator_table import TABLE
-from tests.engines.signatures import Met, nodes_met
+from tests.engines.signatures import Met, Seen
 
 INT32 = np.iinfo(np.int32)
-
-
-@dataclass
-class Seen:
-    """rows: of every form. unknown: operators that are not in the table, with a place. undefined: places where a row's
-    reason is not true of the values."""
-
-    rows: dict[str, set[str]] = field(default_factory=dict)
-    unknown: dict[str, str] = field(default_factory=dict)
-    undefined: list[str] = field(default_factory=list)
-
-
-@pytest.fixture(scope="module")
-def seen(all_forms: list[Form]) -> Seen:
-    found = Seen()
-    for form in all_forms:
-        rows = found.rows.setdefault(form.name, set())
-        for met in nodes_met(form):
-            rows.add(met.signature)
-            if met.signature not in TABLE:
-                found.unknown[met.signature] = f"{met.node.name} in {form.name}"
-            elif not met.is_defined:
-                found.undefined.append(f"{met.node.name} in {form.name}: not true: {TABLE[met.signature].why}")
-    return found
 
 
 def test_every_operator_of_every_form_is_in_the_table_with_its_types(seen: Seen) -> None:
