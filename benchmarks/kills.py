@@ -153,7 +153,8 @@ def dies_at(last: int, number: signal.Signals, exchanges: bool) -> Callable[[], 
         flush = os.fsync
         for name in STEPS:
             setattr(os, name, counted(getattr(os, name)))
-        outputs.exchange = counted(outputs.exchange if exchanges else lambda *_: False)
+        swap = vars(outputs)["exchange"] if exchanges else lambda *_: False
+        vars(outputs)["exchange"] = counted(swap)
 
     return prepare
 

@@ -49,7 +49,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def rows_of(name: str, threads: tuple[int, ...]) -> list[dict[str, Any]]:
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for count in threads:
             seconds = export(name, count, Path(scratch) / str(count))

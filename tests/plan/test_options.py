@@ -24,7 +24,8 @@ from ptq4vit_onnx.plan.sites import Site
 )
 def test_whole_numbers_end_where_they_say(name: str, least: int, most: int) -> None:
     for value in (least, most):
-        assert getattr(Options(**{name: value}), name) == value
+        given: dict[str, Any] = {name: value}
+        assert getattr(Options(**given), name) == value
     for wrong in (least - 1, most + 1, float(least), True, None):
         with pytest.raises(UserError, match=f"{name} is .*expected a whole number from {least} to {most}"):
             Options(**{name: wrong})  # type: ignore[arg-type]
@@ -64,4 +65,4 @@ def test_biases_are_corrected_next_to_one_scale_unless_asked_otherwise() -> None
 
 
 def test_only_a_product_of_activations_has_no_weight() -> None:
-    assert [Site("x", kind, "x").rhs_is_weight for kind in ("linear", "conv", "matmul")] == [True, True, False]  # type: ignore[arg-type]
+    assert [Site("x", kind, "x").rhs_is_weight for kind in ("linear", "conv", "matmul")] == [True, True, False]
