@@ -37,7 +37,7 @@ def drawn(*shape: int) -> Tensor:
 def with_gradients(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
     leaves = [x.clone().requires_grad_() for x in inputs]
     out = function(*leaves)
-    out.square().sum().backward()
+    torch.autograd.backward([out.square().sum()])
     return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
@@ -74,11 +74,16 @@ def test_values_and_gradients_are_torchs_and_the_same_bits_on_any_number_of_thre
 def test_a_large_product_is_cut_by_its_shape_alone_and_a_small_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces: list[list[int]] = []
 
-    class Noting(rules._InPieces):  # type: ignore[misc]
+    class Noting(rules._InPieces):  # type: ignore[no-untyped-call]
         def __init__(self, pool: Any) -> None:
             super().__init__(pool)
             mapping = self.map
-            self.map = lambda one, lhs, *rest: pieces.append([len(x) for x in lhs]) or mapping(one, lhs, *rest)
+
+            def noted(one: Any, lhs: Any, *rest: Any) -> Any:
+                pieces.append([len(x) for x in lhs])
+                return mapping(one, lhs, *rest)
+
+            self.map = noted
 
     monkeypatch.setattr(rules, "_InPieces", Noting)
     for threads in THREADS:
