@@ -136,6 +136,7 @@ def dies_at(last: int, number: signal.Signals, exchanges: bool) -> Callable[[], 
 
     def prepare() -> None:
         from ptq4vit_onnx.files import outputs
+        from ptq4vit_onnx.files.exchange import exchange
 
         seen = 0
 
@@ -153,8 +154,7 @@ def dies_at(last: int, number: signal.Signals, exchanges: bool) -> Callable[[], 
         flush = os.fsync
         for name in STEPS:
             setattr(os, name, counted(getattr(os, name)))
-        swap = vars(outputs)["exchange"] if exchanges else lambda *_: False
-        vars(outputs)["exchange"] = counted(swap)
+        vars(outputs)["exchange"] = counted(exchange if exchanges else lambda *_: False)
 
     return prepare
 

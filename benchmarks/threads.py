@@ -53,9 +53,9 @@ def rows_of(name: str, threads: tuple[int, ...]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch:
         for count in threads:
             seconds = export(name, count, Path(scratch) / str(count))
-            rows.append({"model": name, "threads": count, "seconds": round(seconds, 1),
-                         "sha256": digests(Path(scratch) / str(count))})  # fmt: skip
-            print(name, count, f"{seconds:.0f} s", *rows[-1]["sha256"].values(), flush=True)
+            found = digests(Path(scratch) / str(count))
+            rows.append({"model": name, "threads": count, "seconds": round(seconds, 1), "sha256": found})
+            print(name, count, f"{seconds:.0f} s", *found.values(), flush=True)
     return rows
 
 
