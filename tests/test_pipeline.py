@@ -30,7 +30,7 @@ from ptq4vit_onnx.pipeline import export
 from ptq4vit_onnx.plan.channel_fold import Channels
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.plan_json import read_plan, write_plan
-from ptq4vit_onnx.plan.quantizers import Uniform
+from ptq4vit_onnx.plan.quantizers import Pixels, Uniform
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.proof import prove
 from ptq4vit_onnx.proof.float_parity import FloatParity
@@ -270,6 +270,8 @@ def test_a_plan_that_does_not_fit_the_model_is_refused(float_export: Callable[..
     assert "blocks.0.mlp.fc2 reads no LayerNorm" in refusal(with_site("blocks.0.mlp.fc2", channels=wrong))
     three = Uniform(8, (0.5,) * 3, -3)
     assert "has 4 heads, the plan 3 scales" in refusal(with_site("blocks.0.attn.qk", rhs=three))
+    coloured = Pixels(8, (0.5,) * 3, (127.5,) * 3)
+    assert "reads images of 3 colours, the model's have 1" in refusal(with_site("patch_embed.proj", lhs=coloured))
 
 
 def test_a_plan_that_shifts_channels_of_a_layer_without_a_bias_is_refused(float_export: Callable[..., Any]) -> None:

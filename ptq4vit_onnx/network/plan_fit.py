@@ -106,6 +106,12 @@ def require_plan_fits(plan: ScalePlan, model: LoadedModel, sites: list[Site], fl
                 f"says a {planned.kind} fed by {planned.lhs_source}; calibrate again"
             )
         _require_channels(plan.model, site, planned)
+        colours, own = len(planned.lhs.colours), model.preprocessing.size[0]
+        if colours not in (0, own):
+            raise UserError(
+                f"the plan does not fit {plan.model}: {site.name} reads images of {colours} colours, the model's have "
+                f"{own}; calibrate again"
+            )
         for side in (planned.lhs, planned.rhs) if site.kind == "matmul" else ():
             if side.groups not in (1, site.heads):
                 raise UserError(
