@@ -138,8 +138,9 @@ def _short(error: Exception) -> str:
 def export(model: Exported, folder: Path) -> Path:
     """The model's folder, exported there unless this very commit did so."""
     place = folder / model.folder
-    stamp, commit = place / "commit.txt", results.provenance()["commit"]
-    if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == commit):
+    # next to the folder: an export does not replace a folder with a file that is none of its own
+    stamp, commit = folder / f"{model.folder}.commit", results.provenance()["commit"]
+    if not (place.is_dir() and stamp.is_file() and stamp.read_text(encoding="utf-8") == commit):
         print(f"exporting {model.title}", file=sys.stderr, flush=True)
         real = model.model in real_data.WEIGHTS
         data = real_data.require_folder() if real else None
