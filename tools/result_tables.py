@@ -4,6 +4,7 @@
     python tools/result_tables.py --check    # ends with 1 where a document and its results disagree
 
 A document says where a table stands:  <!-- results: families -->  ...  <!-- end of results -->
+Of rows with a batch size, <!-- results: speed_vnni, batch 1 --> takes those of one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-PLACE = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- results: (\w+)(?:, batch (\d+))? -->\n).*?(<!-- end of results -->)", re.DOTALL)
 FEW_IMAGES = 100  # a figure from fewer says so
 Row = Mapping[str, Any]
 
@@ -109,8 +110,66 @@ def _matrix(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
     return _table(("", *models), lines)
 
 
+def speed(rows: Sequence[Row]) -> str:
+    """Models across, a line for each file in an engine; of each setting a table."""
+    settings = dict.fromkeys((row["threads"], row["batch"]) for row in rows)
+    return "\n\n".join(
+        f"### {threads} {'thread' if threads == 1 else 'threads'}, batch {batch}\n\n"
+        + _speeds([row for row in rows if (row["threads"], row["batch"]) == (threads, batch)])
+        for threads, batch in settings
+    )
+
+
+def _speeds(rows: Sequence[Row]) -> str:
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    known = {(row["variant"], row["model"]): row for row in rows}
+    return _table(
+        ("ms, times float", *models),
+        [
+            (_file(variant), *(_time(known[variant, model]) if (variant, model) in known else "" for model in models))
+            for variant in dict.fromkeys(row["variant"] for row in rows)
+        ],
+    )
+
+
+def _file(variant: str) -> str:
+    """openvino:auto/w8a8 -> ours, W8A8, in OpenVINO"""
+    name = variant.removeprefix("openvino:")
+    twin, _, width = name.partition("/")
+    titles = {"float": "float", "float-rows": "float without the unread rows", "static": "`quantize_static` u8s8",
+              "nncf": "NNCF", "auto": "ours", "softmax": "ours, softmax twin", "both": "ours, both twins",
+              "none": "ours, no twin"}  # fmt: skip
+    engine = "OpenVINO" if variant.startswith("openvino:") else "ONNX Runtime"
+    return f"{titles[twin]}{', ' + width.upper() if width else ''}, in {engine}"
+
+
+def _time(row: Row) -> str:
+    """The fast mode's; of two, the slow one's beside it."""
+    slow = f"; slow mode {row['modes'][1]['median']:.1f}, {row['modes'][1]['speed']:.2f}x" if row["modes"] else ""
+    return f"{row['median']:.1f} ({row['low']:.1f} .. {row['high']:.1f}), {row['speed']:.2f}x{slow}"
+
+
+def file_size(rows: Sequence[Row]) -> str:
+    engines = list(dict.fromkeys(row["engine"] for row in rows))
+    titles = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+    files = dict.fromkeys((row["model"], row["variant"], row["kind"]) for row in rows if row["kind"] != "before")
+    known = {(row["model"], row["variant"], row["kind"], row["engine"]): row for row in rows}
+    lines = []
+    for model, variant, kind in files:
+        found = [known[model, variant, kind, engine] for engine in engines]
+        paper = f" ({found[0]['paper MB']})" if found[0]["paper MB"] else ""
+        title = ("float" if variant == "float" else variant.partition("/")[2].upper()) + (f", {kind}" * (kind != "now"))
+        times = [f"{row['load ms']:.0f} ({row['low']:.0f} .. {row['high']:.0f})" for row in found]
+        lines.append((model, title, f"{found[0]['MB']:.1f}{paper}", *times))
+    return _table(("model", "file", "MB (the paper's)", *(f"ms to load, {titles[item]}" for item in engines)), lines)
+
+
 TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
-    make.__name__: make for make in (families, embeddings_files, embeddings_curvature, mobile_sam, large_model, engines)
+    **{
+        make.__name__: make
+        for make in (families, embeddings_files, embeddings_curvature, mobile_sam, large_model, engines, file_size)
+    },
+    **dict.fromkeys(("speed_vnni", "speed_avx2", "two_threads_1", "two_threads_2", "two_threads_3"), speed),
 }
 
 
@@ -125,15 +184,16 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def written(text: str) -> str:
     """A document with its tables as the results say."""
-    return PLACE.sub(lambda found: f"{found[1]}\n{_of_results(found[2])}\n\n{found[3]}", text)
+    return PLACE.sub(lambda found: f"{found[1]}\n{_of_results(found[2], found[3])}\n\n{found[4]}", text)
 
 
-def _of_results(name: str) -> str:
+def _of_results(name: str, batch: str | None) -> str:
     data = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    rows = [row for row in data["rows"] if batch is None or row["batch"] == int(batch)]
     commits = sorted({row.get("commit", data["commit"]) for row in data["rows"]})
     runtime = data["versions"]["onnxruntime"]
     source = f"{data['date']}, commit {', '.join(commits)}, {data['machine']}, ONNX Runtime {runtime}."
-    return f"{TABLES[name](data['rows'])}\n\n{source}"
+    return f"{TABLES[name](rows)}\n\n{source}"
 
 
 def main() -> int:

@@ -139,6 +139,8 @@ def check_range(branch: Branch, path: CodePath, zero: Array) -> str | None:
     lowest value; and it ends at 1, which may be below the highest.
     """
     low, high = branch.low, branch.high
+    if path.lowest > path.highest:
+        return f"no code can arrive: limited to {path.lowest}..{path.highest}, the plan's are {low}..{high}"
     every = np.arange(path.lowest, path.highest + 1).astype(path.kind)
     units = path.arriving(every).astype(np.int32) - int(zero.reshape(-1)[0])
     # Where the byte itself ends the codes, the plan alone says how far that is from zero: counted from the file's own

@@ -6,10 +6,11 @@ import numpy as np
 import onnx
 import pytest
 
+from ptq4vit_onnx.graph.code_paths import CodePath
 from ptq4vit_onnx.graph.integer_products import GraphIndex
 from ptq4vit_onnx.plan.quantizers import Uniform
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
-from ptq4vit_onnx.proof.plan_checks import are_head_factors, check_channels
+from ptq4vit_onnx.proof.plan_checks import are_head_factors, check_channels, check_range
 
 PICKED = """<ir_version: 9, opset_import: ["" : 20]>
 picked (float[2, 8] x) => (uint8[2, 2] codes)
@@ -69,3 +70,9 @@ def test_a_factor_of_k_or_v_that_is_not_one_over_its_heads_scale_is_a_mistake(wr
     changed = factors()
     changed[wrong] *= 1 + 2.0**-20
     assert not are_head_factors("attn.qkv", attention(Q, K, V), changed)
+
+
+def test_a_side_whose_limits_leave_no_code_is_a_mistake() -> None:
+    path = CodePath("x", "codes", np.ones(1), np.dtype(np.uint8), (), np.zeros(1, np.uint8), 200, 100)
+    said = check_range(Uniform(8, (1.0,)).branches[0], path, np.zeros(1, np.uint8))
+    assert said == "no code can arrive: limited to 200..100, the plan's are -128..127"
