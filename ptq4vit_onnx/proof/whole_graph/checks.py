@@ -34,7 +34,7 @@ NOT_FOLLOWED = (UserError, AssertionError, ValueError, TypeError, LookupError, A
 
 def check_graph(model: ModelFile, reference: ModelFile, plan: ScalePlan | None, require_plan: bool) -> list[Check]:
     """Whether the file is made of this plan, and whether every part of it is what export writes."""
-    held, wanted = _loaded(model), load(reference.path)
+    held, wanted = _loaded(model), _loaded(reference)
     if plan is None:
         found = _without_plan(held, wanted)
         sentence = "by its structure it is the float model, with products of other numbers"
