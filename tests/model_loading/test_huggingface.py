@@ -217,7 +217,9 @@ def test_a_folder_of_timm_is_timms(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224"}), encoding="utf-8")
     assert resolve(str(tmp_path)).timm == f"local-dir:{tmp_path}"
     (tmp_path / "config.json").write_text("not JSON", encoding="utf-8")
-    with pytest.raises(UserError, match=r"config .*config.json is not JSON: .*; expected what timm or transformers writes"):
+    with pytest.raises(
+        UserError, match=r"config .*config.json is not JSON: .*; expected what timm or transformers writes"
+    ):
         resolve(str(tmp_path))
 
 
