@@ -56,3 +56,28 @@ def test_an_image_is_identical_only_in_all_of_its_outputs() -> None:
     other[1, 0, 0] = 1.01
     result = parity.check_end_to_end((first, other), (first, second), coin_toss=False, kind=KINDS["features"])
     assert result.identical == 75
+
+
+def test_a_single_identical_image_of_many_is_told() -> None:
+    simulated = np.random.default_rng(0).standard_normal((200, 10)).astype(np.float32)
+    quantised = simulated * np.float32(1.01)
+    quantised[0] = simulated[0]
+    result = parity.check_end_to_end((quantised,), (simulated,), coin_toss=False)
+    assert result.identical == 0.5
+    assert result.sentence.endswith("; logits equal bit for bit on 0.5 %")
+
+
+def test_the_simulators_own_agreement_is_told_where_predictions_decide() -> None:
+    simulated = np.random.default_rng(0).standard_normal((20, 10)).astype(np.float32)
+    nudged = simulated.copy()
+    nudged[0] = -nudged[0]
+    told = "; the simulator with last bits nudged agrees with itself on 95.00 %"
+    trained = parity.check_end_to_end((simulated,), (simulated,), coin_toss=False, nudged=(nudged,))
+    random = parity.check_end_to_end((simulated,), (simulated,), coin_toss=True, nudged=(nudged,))
+    assert trained.own_agreement == random.own_agreement == 95
+    assert trained.sentence.endswith(told) and told not in random.sentence
+
+
+def test_the_limit_is_three_standard_errors_below_the_simulators_own_agreement() -> None:
+    assert parity.agreement_limit(90.0, 100) == pytest.approx(81)  # one standard error is 3 %
+    assert parity.agreement_limit(100.0, 100) == parity.agreement_limit(None, 100) == parity.SIMULATOR_AGREEMENT

@@ -16,6 +16,7 @@ from ptq4vit_onnx.plan.quantizers import Affine, TwinGelu, Uniform
 from ptq4vit_onnx.plan.scale_plan import SitePlan
 from ptq4vit_onnx.proof.kernels import audit, largest_code
 from ptq4vit_onnx.runtime.session import optimised_model
+from tests.small_graphs import plan_of
 
 
 @pytest.mark.parametrize("batch", ["batch", 2])
@@ -250,3 +251,47 @@ def test_a_product_that_does_not_depend_on_the_image_counts_nowhere(linear: Call
 def test_a_product_called_constant_that_reads_the_image_is_caught(linear: Callable[..., Any]) -> None:
     with pytest.raises(ParityError, match="not in integers: mix/constant_MatMul"):
         audit(_behind_a_float_product(linear, "mix/constant_MatMul"), linear().plan).require_integer()
+
+
+def _convolution(codes: np.ndarray[Any, Any]) -> onnx.ModelProto:
+    """A QLinearConv named patch/Conv with weights `codes` [outputs, channels, height, width]."""
+    inputs = ["codes", "one", "zero", "weight", "one", "signed_zero", "one", "zero"]
+    constants = {
+        "weight": codes,
+        "one": np.ones((), np.float32),
+        "zero": np.zeros((), np.uint8),
+        "signed_zero": np.zeros((), np.int8),
+    }
+    tensors = [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()]
+    node = onnx.helper.make_node("QLinearConv", inputs, ["out"], name="patch/Conv")
+    return onnx.helper.make_model(onnx.helper.make_graph([node], "convolution", [], [], tensors))
+
+
+def test_pairs_of_a_convolutions_weights_are_neighbours_among_the_channels() -> None:
+    beside = np.zeros((3, 2, 2, 2), np.int8)
+    beside[0, :, 0, 0] = 127  # both channels of one pixel
+    apart = np.zeros((3, 2, 2, 2), np.int8)
+    apart[0, 0] = 127  # all pixels of one channel
+    unsafe, safe = (audit(model, None, model) for model in map(_convolution, (beside, apart)))
+    with pytest.raises(
+        ParityError, match=r"patch/Conv .*: 1 pairs of weights overflow 16 bits next to codes up to 255"
+    ):
+        unsafe.require_exact()
+    assert [product.kernel for product in safe.products] == ["QLinearConv"]
+    safe.require_exact()
+
+
+def test_a_twin_in_one_product_reaches_the_coarse_ranges_codes_and_in_two_its_own(linear: Callable[..., Any]) -> None:
+    codes = np.zeros((16, 8), np.int8)
+    codes[4:6, 3] = 127
+    small = linear(codes=codes)
+    twin = replace(small.plan.sites["fc"], lhs=TwinGelu(6, 1.0, 2))
+    optimised = optimised_model(small.model)
+    (product,) = audit(small.model, plan_of(fc=twin), optimised).unsafe  # from the zero point 128 on: 128 + 31 * 4
+    assert product.unsafe == "1 pairs of weights overflow 16 bits next to codes up to 252"
+    for sibling, bound in (("fc/MatMul.coarse", 159), ("other/MatMul.coarse", 252)):
+        executed = onnx.ModelProto()
+        executed.CopyFrom(optimised)
+        executed.graph.node.add(name=sibling, op_type="MatMul", input=["x", "y"], output=["z"])
+        (product,) = audit(small.model, plan_of(fc=twin), executed).unsafe
+        assert product.unsafe == f"1 pairs of weights overflow 16 bits next to codes up to {bound}"

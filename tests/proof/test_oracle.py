@@ -52,6 +52,41 @@ def test_a_requantised_code_may_go_either_way_at_a_tie_and_nowhere_else() -> Non
         assert passing == allowed
 
 
+def test_an_output_may_be_four_roundings_off_and_no_more() -> None:
+    product, one = _product("MatMulIntegerToFloat"), np.ones((1, 1))
+    assert oracle.compare(product, one, _floats([[1 + 2.0**-22]])).failure is None
+    assert oracle.compare(product, one, _floats([[1 + 2.0**-21]])).failure is not None
+
+
+def test_bare_accumulators_must_be_equal() -> None:
+    product, sums = _product("MatMulInteger"), np.asarray([[5.0, -7.0]])
+    assert oracle.compare(product, sums, np.asarray([[5, -7]], np.int32)).failure is None
+    assert oracle.compare(product, sums, np.asarray([[5, -6]], np.int32)).failure is not None
+
+
+def test_a_side_that_the_kernel_transposes_is_transposed() -> None:
+    lhs, rhs = np.asarray([[1, 2], [3, 4]], np.uint8), np.asarray([[5, 6], [7, 8]], np.int8)
+    left = replace(_product("MatMulIntegerToFloat"), transpose_lhs=True)
+    right = replace(_product("MatMulIntegerToFloat"), transpose_rhs=True)
+    for product, sides in ((left, (lhs.T, rhs)), (right, (lhs, rhs.T))):
+        assert np.array_equal(oracle.accumulators(product, *sides), [[19, 22], [43, 50]])
+
+
+def test_a_bias_of_integers_counts_among_the_accumulators() -> None:
+    product = replace(_product("QGemm"), bias=np.asarray([100, -100], np.int32))
+    lhs, rhs = np.full((1, 1), 3, np.uint8), np.full((1, 2), 7, np.int8)
+    assert np.array_equal(oracle.accumulators(product, lhs, rhs), [[121, -79]])
+
+
+def test_an_output_is_its_accumulator_times_both_scales_and_alpha() -> None:
+    product = replace(_product("MatMulIntegerToFloat"), lhs_scale=_floats(0.5), rhs_scale=_floats(0.25), alpha=4.0)
+    sums = np.asarray([[6.0]])
+    assert oracle.compare(product, sums, _floats([[3]])).failure is None
+    for alpha, scale in ((0.25, 1.0), (4.0, 4.0)):
+        other = replace(product, alpha=alpha, lhs_scale=_floats(scale))
+        assert oracle.compare(other, sums, _floats([[3]])).failure is not None
+
+
 def test_nan_from_a_kernel_is_a_failure() -> None:
     lhs, rhs = np.ones((1, 1), np.uint8), np.ones((1, 1), np.int8)
     assert _compare(_product("MatMulIntegerToFloat"), lhs, rhs, _floats([[np.nan]])).failure

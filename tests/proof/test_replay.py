@@ -125,3 +125,16 @@ def test_the_first_row_is_compared_and_handed_on_whichever_axis_holds_the_tokens
     assert np.array_equal(np.take(joined, [0], axis), held)
     assert np.array_equal(np.delete(joined, 0, axis), np.delete(simulated, 0, axis))
     assert _arranged(simulated[:2, :2], simulated) is None and _arranged(simulated[..., :1], simulated) is None
+
+
+def test_outputs_are_arranged_as_the_simulator_lays_them_out() -> None:
+    grid = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype(np.float32)
+    patches = np.ascontiguousarray(grid.reshape(2, 3, 20).swapaxes(1, 2))  # [batch, patches, channels]
+    for held in (grid, patches, grid.reshape(6, 4, 5)):
+        found = _arranged(held, grid)
+        assert found is not None and np.array_equal(found, grid)
+
+
+def test_the_first_row_of_a_matrix_is_no_first_token() -> None:
+    matrix = np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32)
+    assert _arranged(matrix[:1], matrix) is None
