@@ -26,6 +26,7 @@ from ptq4vit_onnx.runtime.runner import Layer
 _ONE_PRODUCT = ("FullyConnected", "MatMul", "Convolution", "GroupConvolution")  # how such kinds of layers begin
 _SEVERAL = ("Subgraph", "ScaledDotProductAttention")
 _SHORT = {"u8": "u8", "i8": "s8", "f32": "float"}
+_ATTENTION_INPUTS = 3
 _INSIDE = "inside"  # an operand that is computed in the same layer
 
 
@@ -95,12 +96,18 @@ def _products_in(layer: Layer) -> dict[ProductName, int]:
 
 
 def _in_attention(name: ProductName, layers: Sequence[Layer]) -> ProductKernel | None:
-    """A product of a Subgraph that names another one, and of this one only what was fused behind it: `SITE/Mul`."""
+    """A product of an attention that names, of this product, only what was fused behind it: `SITE/Mul`."""
     for layer in layers:
         behind = [place for place, origin in enumerate(layer.origins) if _is_behind(origin, name)]
-        if behind and layer.kind.startswith(_SEVERAL) and _products_in(layer):
+        if behind and layer.kind.startswith(_SEVERAL) and (_products_in(layer) or _is_attention(layer)):
             return _kernel(name, layer, behind[0])
     return None
+
+
+def _is_attention(layer: Layer) -> bool:
+    """A softmax among what it computes, from queries, keys and values."""
+    softmax = any(origin.rpartition("/")[2].startswith("Softmax") for origin in layer.origins)
+    return softmax and len(layer.computed) >= _ATTENTION_INPUTS
 
 
 def _is_behind(origin: str, name: ProductName) -> bool:

@@ -58,6 +58,15 @@ def test_a_product_of_an_attention_may_be_named_only_after_what_was_fused_behind
     assert [item.kernel for item in found] == ["Subgraph", "Subgraph", MISSING]
 
 
+@pytest.mark.parametrize(("queries", "integer"), [("i8", True), ("f32", False)])
+def test_an_attention_may_name_neither_of_its_products(queries: str, integer: bool) -> None:
+    """Of a single row, where both factors of heads are fused."""
+    origins = "attn.qk/Mul,attn.qk/Mul/DequantizationMultiply,attn/Softmax,attn.pv/lhs/QuantizeLinear,attn.pv/Mul"
+    attention = layer("Subgraph", origins, queries, "i8", "f32", "i8")
+    found = find_products([attention], [QK, PV])
+    assert [(item.kernel, item.integer) for item in found] == [("Subgraph", integer), ("Subgraph", True)]
+
+
 def test_the_product_that_ends_the_graph_may_be_named_after_its_output() -> None:
     head = ProductName("head", "Gemm")
     (found,) = find_products([layer("FullyConnected", "logits", "f32", "f32")], [head], {"logits": head})
@@ -68,6 +77,7 @@ def test_the_product_that_ends_the_graph_may_be_named_after_its_output() -> None
     "other",
     [
         layer("Subgraph", "attn.qk/MatMul/DequantizationMultiply,attn/Softmax", "i8", "i8"),
+        layer("Subgraph", "attn.qk/Mul,attn/Softmax", "i8", "i8"),
         layer("Eltwise", "attn.qk/MatMul", "u8", "i8"),
         layer("Transpose", "attn.qk/MatMul/transpose_b", "i8", "i8"),
         layer("MatMul", "attn.other/MatMul", "u8", "i8"),
