@@ -63,7 +63,8 @@ def test_eval_counts_products_in_integers_next_to_the_figures(
     exported: Path, digit_files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = (exported / "float.onnx", exported / "model.onnx")
-    lines = printed(capsys, 0, "eval", *models, "--data", digit_files, "--engine", "openvino").splitlines()
+    options = ("--data", digit_files, "--engine", "openvino", "--threads", 1)
+    lines = printed(capsys, 0, "eval", *models, *options).splitlines()
     assert lines[0].endswith("products in integers")
     assert " 0 of " in lines[1] and lines[2].endswith(" of 44")
     assert lines[-1] == "measured in OpenVINO"
@@ -126,7 +127,7 @@ def test_the_outputs_pass_parity_in_openvino(exported: Path, digit_files: Path) 
 @needs_openvino
 def test_parity_passes_in_openvino(for_openvino: Path, digit_files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = (for_openvino / "model.onnx", "--reference", for_openvino / "float.onnx", "--data", digit_files)
-    assert "failed" not in printed(capsys, 0, "parity", *files, "--engine", "openvino")
+    assert "failed" not in printed(capsys, 0, "parity", *files, "--engine", "openvino", "--threads", 1)
 
 
 @needs_openvino
