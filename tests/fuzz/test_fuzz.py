@@ -20,7 +20,11 @@ from hypothesis import strategies as st
 
 from tests.conftest import FloatExport
 from tests.fuzz.oracle import judged
-from tests.fuzz.targets import Arrays, Checkpoints, Images, Journals, Labels, OnnxFiles, Plans, Target
+from tests.fuzz.targets.checkpoints import Checkpoints
+from tests.fuzz.targets.images import Arrays, Images, Labels
+from tests.fuzz.targets.onnx_files import OnnxFiles
+from tests.fuzz.targets.plans import Journals, Plans
+from tests.fuzz.targets.target import Target
 
 Fuzz = Callable[[Target], Counter[str]]
 
