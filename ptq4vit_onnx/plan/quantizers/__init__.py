@@ -7,11 +7,13 @@ proof ask the quantizer and need not know it (tests/test_new_quantizer.py adds o
 from __future__ import annotations
 
 from ptq4vit_onnx.plan.quantizers.affine import Affine
+from ptq4vit_onnx.plan.quantizers.compensated import Compensated
 from ptq4vit_onnx.plan.quantizers.pixels import Pixels
 from ptq4vit_onnx.plan.quantizers.quantizer import Branch, Colour, Points, Quantizer
 from ptq4vit_onnx.plan.quantizers.rounding import MAX_BITS, MIN_BITS, Tensor, along_axis, as_float32, require_scales
 from ptq4vit_onnx.plan.quantizers.twins import GELU_MINIMUM, Twin, TwinGelu, TwinSoftmax
 from ptq4vit_onnx.plan.quantizers.uniform import Diffused, Uniform
+from ptq4vit_onnx.plan.quantizers.weight_codes import WeightCodes
 
 __all__ = [
     "GELU_MINIMUM",
@@ -21,6 +23,7 @@ __all__ = [
     "Affine",
     "Branch",
     "Colour",
+    "Compensated",
     "Diffused",
     "Pixels",
     "Points",
@@ -30,6 +33,7 @@ __all__ = [
     "TwinGelu",
     "TwinSoftmax",
     "Uniform",
+    "WeightCodes",
     "along_axis",
     "as_float32",
     "forms_for",
@@ -38,7 +42,7 @@ __all__ = [
 
 # Every quantizer by the name it has in plan.json.
 QUANTIZERS: dict[str, type[Quantizer]] = {
-    form.kind: form for form in (Uniform, Diffused, Affine, TwinSoftmax, TwinGelu, Pixels)
+    form.kind: form for form in (Uniform, Diffused, Compensated, Affine, TwinSoftmax, TwinGelu, Pixels)
 }
 
 

@@ -1,0 +1,36 @@
+"""Symmetric uniform quantisation of a weight whose codes were chosen together, and so are part of the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ptq4vit_onnx.plan.quantizers.quantizer import Array
+from ptq4vit_onnx.plan.quantizers.rounding import Tensor
+from ptq4vit_onnx.plan.quantizers.uniform import Uniform
+from ptq4vit_onnx.plan.quantizers.weight_codes import WeightCodes
+
+
+@dataclass(frozen=True)
+class Compensated(Uniform):
+    """The codes of a weight [inputs, outputs], each of which takes up what rounding the others has changed (GPTQ).
+
+    They depend on the inputs that the weight was calibrated with, not on the weight alone, so `codes` answers with the
+    stored ones, which are pair-safe already.
+    """
+
+    kind: ClassVar[str] = "compensated"
+    title: ClassVar[str] = "symmetric, errors compensated"
+
+    stored: WeightCodes = WeightCodes("")
+
+    def codes(self, x: Tensor) -> Tensor:
+        """The stored codes, as floats of x's own type; x is the weight that they are of."""
+        values = self.stored.values
+        assert values is not None, "a plan's codes are read with the plan: use read_plan"
+        if tuple(x.shape) != values.shape:
+            raise ValueError(f"the plan's codes are of a weight {list(values.shape)}, this one is {list(x.shape)}")
+        floats: Array = values.astype(np.float32)
+        return floats if isinstance(x, np.ndarray) else x.new_tensor(floats)  # type: ignore[return-value]
