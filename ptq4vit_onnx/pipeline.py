@@ -31,6 +31,7 @@ from ptq4vit_onnx.network.plan_fit import load_plan, request_of, require_channel
 from ptq4vit_onnx.plan.evidence import SiteEvidence
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.plan_json import plain, write_plan
+from ptq4vit_onnx.plan.quantizers import MAX_BITS
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
 from ptq4vit_onnx.progress import Progress, Sized, silent
 from ptq4vit_onnx.proof.float_parity import float_parity
@@ -41,6 +42,8 @@ from ptq4vit_onnx.runtime import process
 
 Array = np.ndarray[Any, Any]
 _ONE_AT_A_TIME = threading.RLock()  # torch's exporter, the environment and logging belong to the whole process
+# Rounding a DeiT-S looks at 128 images, a DeiT-B at 32: weights times pixels times images is at most so much.
+ROUNDING_WORK, MOST_ROUNDING_IMAGES = 128 * 22_500_000 * 224 * 224, 128
 LATENCY_RUNS = 10  # of each model, in turns; `bench` measures longer and more
 
 
@@ -75,7 +78,10 @@ def _export_claimed(
     require_images(spec, request.data, options.images, channels_of(spec) if request.data is None else None)
     with clock("load"):
         model = load_for(request, spec)
-        images = choose_images(spec, request.data, model.preprocessing, options.images, options.seed, progress)
+        rounding = rounding_images(model, options) if known_plan is None else 0
+        images = choose_images(
+            spec, request.data, model.preprocessing, options.images, options.seed, progress, rounding
+        )
         images = images.for_plan(known_plan.images) if known_plan else images
         findings = inspect_images(images.calibration.images, model.preprocessing)
         images = images.with_warnings(require_usable(findings, request.force_data or known_plan is not None))
@@ -107,7 +113,7 @@ def _run(
         parity = float_parity(loaded, float_path, calibration.images)
     with clock("calibrate"):
         names = [site.name for site in sites]
-        plan, evidence = (known_plan, {}) if known_plan else make_plan(request, model, calibration, names, progress)
+        plan, evidence = (known_plan, {}) if known_plan else make_plan(request, model, images, names, progress)
         plan = replace(plan, floats=floats)
         write_plan(plan, staging / "plan.json")
     from ptq4vit_onnx.proof.prove import prove, quantize_model
@@ -132,18 +138,19 @@ def _run(
 
 
 def make_plan(
-    request: ExportRequest, model: LoadedModel, images: ImageSet, order: list[str], progress: Progress
+    request: ExportRequest, model: LoadedModel, chosen: ChosenImages, order: list[str], progress: Progress
 ) -> tuple[ScalePlan, dict[str, SiteEvidence]]:
-    """Record all sites, search their scales, and collect the evidence that the report shows.
+    """Record all sites, search their scales, round weights, and collect the evidence that the report shows.
 
     Sites that the journal of an interrupted run with the same inputs holds are not searched again.
     """
     from ptq4vit_onnx.calibration.calibrate import calibrate
+    from ptq4vit_onnx.calibration.compensate import compensate, inputs_of
     from ptq4vit_onnx.calibration.measure_evidence import collect
     from ptq4vit_onnx.network.recording import Recording
-    from ptq4vit_onnx.network.tape import record
+    from ptq4vit_onnx.network.tape import observe, record
 
-    options = request.options
+    options, images = request.options, chosen.calibration
     journal = Journal(
         _journal_path(request),
         {
@@ -157,17 +164,25 @@ def make_plan(
     )
     known = journal.read()
     journal.start(known)
-    tape = record(model.module, images.images, options.seed, options.labels, kind=model.kind)
     evidence: dict[str, SiteEvidence] = {}
 
     def keep(recording: Recording, plan: SitePlan) -> None:
         name = recording.site.name
         if name not in known:
             journal.add(name, plan)
-        evidence[name] = collect(recording, plan, options)
+        if not options.compensates(options.weight_bits):
+            show(recording, plan)
 
-    watched = progress(Sized(tape, len(order)), "calibrating")
-    found = calibrate(watched, options, known, keep, model.pixel_grid)
+    def show(recording: Recording, plan: SitePlan) -> None:
+        evidence[recording.site.name] = collect(recording, plan, options)
+
+    how = {"seed": options.seed, "labels": options.labels, "kind": model.kind}
+    tape = record(model.module, images.images, **how)
+    found = calibrate(progress(Sized(tape, len(order)), "calibrating"), options, known, keep, model.pixel_grid)
+    if options.compensates(options.weight_bits):
+        crossed = options.activation_bits < MAX_BITS
+        again = observe(model.module, chosen.rounded_on.images, len(images), inputs_of(found, options), crossed, **how)
+        found = compensate(progress(Sized(again, len(order)), "rounding"), found, options, show)
     settings = {**options.to_data(), "weights_from": model.origin, IMAGES_FROM: _images_from(images)}
     settings[OUTPUT_KIND] = model.kind.name
     if request.img_size is not None:
@@ -177,6 +192,19 @@ def make_plan(
     sites = {name: found[name] for name in order}
     settings["pixels_as"] = pixels_as(options, model, sites)
     return ScalePlan(model.name, model.fingerprint, images.fingerprint, settings, versions(), sites), evidence
+
+
+def rounding_images(model: LoadedModel, options: Options) -> int:
+    """How many images weights are rounded on, if they are rounded together: more of a small model's.
+
+    Twice as many are not worth it where they would take much longer than the search does.
+    """
+    if not options.compensates(options.weight_bits):
+        return 0
+    _, height, width = model.preprocessing.size
+    weights = sum(parameter.numel() for parameter in model.module.parameters())
+    allowed = int(ROUNDING_WORK / (weights * height * width))
+    return options.rounding_images or min(MOST_ROUNDING_IMAGES, max(options.images, allowed))
 
 
 def pixels_as(options: Options, model: LoadedModel, sites: Mapping[str, SitePlan]) -> str:

@@ -45,7 +45,7 @@ ONNX = frozenset({"onnx", "onnx_graphsurgeon", "onnxruntime", "onnx_ir", "onnxsc
 MAY_TORCH = frozenset({"threads", "model_loading", "network", "calibration", "simulation", "float_export"})
 MAY_ONNX = frozenset({"graph", "runtime", "passes", "evaluation", "proof", "simulation", "float_export", "studies"})
 # All that calibration sees of the network.
-RECORDED = frozenset({"network.recording", "network.planned_product"})
+RECORDED = frozenset({"network.recording", "network.moments", "network.planned_product"})
 MOST_FILES, MOST_LINES, MOST_OUTSIDE = 14, 350, 7
 HANDED_ON = frozenset({"export", "evaluate", "check_parity"})  # names of `api` that the package's __init__ hands on
 # Quantizers answer for themselves; only they and the passes that emit them may ask which one it is, and few others.

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from ptq4vit_onnx.calibration.bias_correction import bias_correction
+from ptq4vit_onnx.calibration.rounding.bias_correction import bias_correction
 from ptq4vit_onnx.calibration.channel_scales import channel_choices, sample_recording, with_channels
 from ptq4vit_onnx.calibration.grids import (
     Grid,
@@ -70,7 +70,7 @@ def plan_site(recording: Recording, options: Options, pixels: Pixels | None = No
         return plan_pixels(recording, options, pixels)
     choices = preselect_channels(recording, [None, *channel_choices(recording, options)], options)
     plans = [replace(search_site(with_channels(recording, choice), options), channels=choice) for choice in choices]
-    if recording.site.kind == "conv" and options.rounding == "diffused":  # a kernel of 1 x 1 has no pixels side by side
+    if recording.site.kind == "conv" and options.diffuses:  # a kernel of 1 x 1 has no pixels side by side
         plans.append(search_site(recording, replace(options, rounding="nearest")))
     return corrected_plan(recording, min(plans, key=lambda plan: plan.losses[options.metric]), options)
 
@@ -87,7 +87,7 @@ def plan_pixels(recording: Recording, options: Options, pixels: Pixels) -> SiteP
     """
     steps = recording.lhs.new_tensor(pixels.row_steps(recording.lhs.shape[1]))
     in_steps = replace(recording, lhs=recording.lhs / steps, rhs=recording.rhs * steps[:, None])
-    roundings: tuple[Rounding, ...] = ("diffused", "nearest") if options.rounding == "diffused" else ("nearest",)
+    roundings: tuple[Rounding, ...] = ("diffused", "nearest") if options.diffuses else ("nearest",)
     choices = [replace(options, rounding=rounding) for rounding in roundings]
     plans = [search_site(in_steps, choice, [ListGrid((pixels.in_steps,))]) for choice in choices]
     best = min(plans, key=lambda plan: plan.losses[options.metric])
@@ -169,7 +169,7 @@ def rhs_search_space(recording: Recording, options: Options) -> tuple[Grid, Unif
     else:
         groups, axis, bits = rhs.shape[1], COLUMNS_AXIS, options.weight_bits
         grid = channel_grid(rhs, bits, options)
-    form = Diffused if site.kind == "conv" and options.rounding == "diffused" else Uniform
+    form = Diffused if site.kind == "conv" and options.diffuses else Uniform
     return replace(grid, form=form), covering(rhs, bits, groups, axis)
 
 

@@ -29,7 +29,7 @@ from ptq4vit_onnx.request import AskedKind, ExportRequest, resolve_request
 
 # Arguments that are fields of Options by the same name.
 _FIELDS = ("metric", "twin", "weights", "activations", "outliers", "channels", "pixels", "rounding", "search", "labels",
-           "rounds", "candidates", "bias_correction", "images", "seed")  # fmt: skip
+           "rounds", "candidates", "bias_correction", "images", "rounding_images", "seed")  # fmt: skip
 _REQUEST = ("model", "bits", "weight_bits", "activation_bits", "data", "output", "checkpoint", "random_weights",
             "plan", "batch", "force", "img_size", "force_data", "input", "output_kind", "num_classes",
             "allow_float", "target")  # fmt: skip
@@ -70,6 +70,8 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
     images.add_argument("--data", type=Path, metavar="PATH", help="folder, ImageFolder tree, .npy or .npz; images that "
                         "calibration leaves are measured on (built-in photos)")  # fmt: skip
     images.add_argument("--images", type=positive, metavar="N", help="calibration images (32)")
+    images.add_argument("--rounding-images", type=positive, metavar="N",
+                        help="images that compensated rounding looks at (32 to 128, by the model's size)")  # fmt: skip
     images.add_argument(
         "--force-data", action="store_true", help="calibrate also on images that are all equal or of one colour"
     )
@@ -99,7 +101,8 @@ def _add_method(export: argparse.ArgumentParser) -> None:
         (
             "rounding",
             Rounding,
-            "of patch weights: errors go to the next pixel or not (diffused; with --paper nearest)",
+            "of weights: below eight bits each takes up the errors of the others, or none does but in patches (diffused), or "
+            "none at all (compensated; with --paper nearest)",
         ),
         ("search", Search, "(fast)"),
         (

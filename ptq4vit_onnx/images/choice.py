@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.images.builtin import BUILT_IN, CHANNELS, IMAGES_FROM, built_in_photos, require_rgb
-from ptq4vit_onnx.images.embedded import embedded_digits, require_digits
+from ptq4vit_onnx.images.embedded import count_digits, embedded_digits, require_digits
 from ptq4vit_onnx.images.loading import ImageSet, count_images, load_images, require_source
 from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.limits import require_whole
@@ -46,11 +48,19 @@ class MeasuredOn:
 
 @dataclass(frozen=True)
 class ChosenImages:
-    """calibration: what scales are fitted to. measured: what their cost is measured on. held_out: as in MeasuredOn."""
+    """calibration: what scales are fitted to. measured: what their cost is measured on. held_out: as in MeasuredOn.
+
+    rounding: what weights are rounded on: the images of `calibration`, and more that are not measured on.
+    """
 
     calibration: ImageSet
     measured: ImageSet
     held_out: bool | None
+    rounding: ImageSet | None = None
+
+    @property
+    def rounded_on(self) -> ImageSet:
+        return self.calibration if self.rounding is None else self.rounding
 
     @property
     def measured_on(self) -> MeasuredOn:
@@ -79,9 +89,13 @@ def require_images(spec: ModelSpec, data: Path | None, count: int, channels: int
 
 
 def choose_images(
-    spec: ModelSpec, data: Path | None, preprocessing: Preprocessing, count: int, seed: int, progress: Progress = silent
-) -> ChosenImages:
+    spec: ModelSpec, data: Path | None, preprocessing: Preprocessing, count: int, seed: int,
+    progress: Progress = silent, rounding: int = 0,
+) -> ChosenImages:  # fmt: skip
     """`count` images to calibrate on, and others to measure on wherever there are others.
+
+    rounding: how many weights are rounded on; fewer where half of the images that calibration leaves are fewer, or
+    where an embedded model has no more.
 
     Those are, in this order: images of `data` that are not calibrated on, the test split of an embedded model, crops of
     built-in photos that are not calibrated on. A model of other channels with no more images than `count` is measured
@@ -89,26 +103,38 @@ def choose_images(
     """
     if data is None and not spec.embedded:
         require_rgb(preprocessing.size[0], spec.name)
-        calibration = built_in_photos(preprocessing, "calibration", count, seed)
-        return ChosenImages(calibration, _held_out_photos(preprocessing, seed), held_out=True)
+        photos = built_in_photos(preprocessing, "calibration", max(count, rounding), seed)
+        return ChosenImages(photos.part(slice(count)), _held_out_photos(preprocessing, seed), True, photos)
     if data is None:
-        calibration = embedded_digits(preprocessing, "calibration", count, seed)
-        return ChosenImages(calibration, embedded_digits(preprocessing, "test"), held_out=True)
-    read = load_images(data, preprocessing, count + most_held_out(preprocessing), seed, count, progress=progress)
-    calibration, others = read.part(slice(count)), read.part(slice(count, None))
+        most = min(max(count, rounding), count_digits("calibration"))
+        digits = embedded_digits(preprocessing, "calibration", max(count, most), seed)
+        return ChosenImages(digits.part(slice(count)), embedded_digits(preprocessing, "test"), True, digits)
+    more, most = max(0, rounding - count), most_held_out(preprocessing)
+    read = load_images(data, preprocessing, count + most + more, seed, count, progress=progress)
+    measured = max(len(read) - count - more, (len(read) - count + 1) // 2)
+    calibration, others = read.part(slice(count)), read.part(slice(count, count + measured))
+    chosen = ChosenImages(calibration, others, True, _joined(calibration, read.part(slice(count + measured, None))))
     if len(others) >= LEAST_HELD_OUT:
-        return ChosenImages(calibration, others, held_out=True)
+        return chosen
     if spec.embedded:
-        return ChosenImages(calibration, embedded_digits(preprocessing, "test"), held_out=True)
+        return replace(chosen, measured=embedded_digits(preprocessing, "test"))
     if preprocessing.size[0] == CHANNELS:
-        return ChosenImages(calibration, _held_out_photos(preprocessing, seed), held_out=True)
-    return ChosenImages(calibration, others if len(others) else calibration, held_out=len(others) > 0)
+        return replace(chosen, measured=_held_out_photos(preprocessing, seed))
+    return replace(chosen, measured=others if len(others) else calibration, held_out=len(others) > 0)
 
 
 def most_held_out(preprocessing: Preprocessing) -> int:
     """How many of the user's images are measured on: all are in memory at once, so fewer of large ones."""
     _, height, width = preprocessing.size
     return max(LEAST_HELD_OUT, min(MOST_HELD_OUT, MOST_PIXELS // (height * width)))
+
+
+def _joined(images: ImageSet, more: ImageSet) -> ImageSet:
+    """Without the labels, which nobody asks for."""
+    if not len(more):
+        return images
+    both = np.concatenate([images.images, more.images])
+    return replace(images, images=both, labels=None, names=images.names + more.names)
 
 
 def _held_out_photos(preprocessing: Preprocessing, seed: int) -> ImageSet:

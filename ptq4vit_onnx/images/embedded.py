@@ -33,6 +33,11 @@ def require_digits(split: str, count: int) -> None:
         _require_count(split, len(_indices(data, split)), count)
 
 
+def count_digits(split: str) -> int:
+    with np.load(DIGITS_FOLDER / "digits.npz", allow_pickle=False) as data:
+        return len(_indices(data, split))
+
+
 def _indices(data: Any, split: str) -> Array:
     return np.flatnonzero(data["split"] == DIGITS_SPLITS[split])
 

@@ -76,12 +76,12 @@ class Recorder:
         slot = len(pieces.lhs)  # the autograd engine delivers gradients in its own order, not in that of the calls
         kept = self._kept(call)
         call = _with_copies(call) if site.name in self.changed else call
-        pieces.lhs.append(_rows(call.lhs, call, kept))
-        pieces.rhs.append(call.rhs.detach() if call.site.rhs_is_weight else _rows(call.rhs, call, kept))
+        pieces.lhs.append(rows_of(call.lhs, call, kept))
+        pieces.rhs.append(call.rhs.detach() if call.site.rhs_is_weight else rows_of(call.rhs, call, kept))
         pieces.grad.append(None)
         pieces.entries += _entries(call)
         out.register_hook(  # type: ignore[no-untyped-call]
-            lambda grad: pieces.grad.__setitem__(slot, _rows(call.unfinish(grad), call, kept))
+            lambda grad: pieces.grad.__setitem__(slot, rows_of(call.unfinish(grad), call, kept))
         )
         return out
 
@@ -108,7 +108,7 @@ def _entries(call: Call) -> int:
     return call.lhs[..., 0].numel() if call.site.rhs_is_weight else len(call.lhs)
 
 
-def _rows(x: Tensor, call: Call, kept: Tensor | None) -> Tensor:
+def rows_of(x: Tensor, call: Call, kept: Tensor | None) -> Tensor:
     """The kept entries of a left side, right side or gradient; of a linear, as rows."""
     flat = x.detach().flatten(0, -2) if call.site.rhs_is_weight else x.detach()
     return flat if kept is None else flat[kept]

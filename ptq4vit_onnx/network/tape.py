@@ -10,9 +10,10 @@ the first stage of a Swin at 384 pixels has 170 million probabilities, far more 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from ptq4vit_onnx.network.blocks import Passage, cut_graph, find_blocks
 from ptq4vit_onnx.network.channel_folding import foldable
 from ptq4vit_onnx.network.dependencies import cannot_differentiate
 from ptq4vit_onnx.network.discovery import as_deployed, compute_plainly, discover_products, watching
+from ptq4vit_onnx.network.moments import Inputs, MomentRecorder, Observation
 from ptq4vit_onnx.network.recording import Recorder, Recording, changed_later
 from ptq4vit_onnx.output_kinds.kinds import KINDS, OutputKind
 from ptq4vit_onnx.plan.options import Labels, Options
@@ -31,6 +33,8 @@ from ptq4vit_onnx.runtime import process
 from ptq4vit_onnx.threads.fixed_order import fixed_order
 
 Array = np.ndarray[Any, Any]
+AnyRecorder = TypeVar("AnyRecorder", bound=Recorder)
+Item = TypeVar("Item")
 LOGITS = KINDS["logits"]
 LARGE_PIXELS = 512 * 512  # of an image; a convolutional stage keeps gigabytes of four images of 1024 x 1024
 MOST_ELEMENTS = 20_000_000  # of a site's left side or output that are kept: 80 MB; all of a DeiT-B's
@@ -50,24 +54,76 @@ def record(
     recording, the model is as it was handed in: hooks and flags are set only to compute.
     """
     images = torch.as_tensor(images)
-    if batch is None:
-        batch = 4 if images[0, 0].numel() <= LARGE_PIXELS else 1
-    products = discover_products(model, images[:1])
-    sites, blocks = products.sites, find_blocks(model, products.found, images[:1])
-    most = MOST_ELEMENTS // math.ceil(len(images) / batch)
-    names, changed = {site.name for site in sites}, changed_later(model, images[:1])
-    recorder = Recorder(most, seed, foldable(model, sites, images[:1]), names, changed)
+    batch = _batch_of(images) if batch is None else batch
+    film = _Film.of(model, images, batch)
+    yield from _play(film, Recorder(film.most_of(len(images)), seed, *film.sites), Recorder.take, seed, labels, kind)
+
+
+def observe(
+    model: nn.Module,
+    images: Tensor | Array,
+    first: int,
+    inputs: Mapping[str, Inputs],
+    crossed: bool = False,
+    seed: int = 0,
+    labels: Labels = Options.labels,
+    kind: OutputKind = LOGITS,
+) -> Iterator[Observation]:
+    """As `record` of the first images (of whole batches), together with the moments of the sites in `inputs` over all
+    images. It takes as much memory as `record` does, and the moments of one block."""
+    images = torch.as_tensor(images)
+    film = _Film.of(model, images, _batch_of(images))
+    recorder = MomentRecorder(
+        film.most_of(first), seed, *film.sites, inputs=inputs, first=math.ceil(first / film.batch), crossed=crossed
+    )
+    yield from _play(film, recorder, MomentRecorder.observe, seed, labels, kind)
+
+
+def _batch_of(images: Tensor) -> int:
+    return 4 if images[0, 0].numel() <= LARGE_PIXELS else 1
+
+
+@dataclass(frozen=True)
+class _Film:
+    """What a tape is recorded from. sites: what a `Recorder` must know of them: into which a LayerNorm folds, the names
+    of all, those whose sides are changed in place."""
+
+    model: nn.Module
+    images: Tensor
+    batch: int
+    blocks: list[nn.Module]
+    sites: tuple[Set[str], Set[str], Set[str]]
+
+    @classmethod
+    def of(cls, model: nn.Module, images: Tensor, batch: int) -> _Film:
+        image = images[:1]
+        products = discover_products(model, image)
+        names = {site.name for site in products.sites}
+        sites = foldable(model, products.sites, image), names, changed_later(model, image)
+        return cls(model, images, batch, find_blocks(model, products.found, image), sites)
+
+    def most_of(self, images: int) -> int:
+        """How many elements of a side are kept at each call, if so many images are recorded."""
+        return MOST_ELEMENTS // math.ceil(images / self.batch)
+
+
+def _play(
+    film: _Film, recorder: AnyRecorder, take: Callable[[AnyRecorder], Iterator[Item]], seed: int, labels: Labels,
+    kind: OutputKind,
+) -> Iterator[Item]:  # fmt: skip
+    """What `take` finds in the recorder after each block, the last block first."""
+    model, blocks = film.model, film.blocks
     with _recording(model, recorder), cut_graph(blocks) as passages:
-        _differentiate(model, images, seed, labels, batch, kind)
-    yield from recorder.take()
+        _differentiate(model, film.images, seed, labels, film.batch, kind)
+    yield from take(recorder)
     for block in reversed(blocks):
         process.give_back_freed_memory()
         calls = passages.pop(block)
         with _recording(model, recorder):
             upstream = _run_again(block, calls)
-        yield from recorder.take()
+        yield from take(recorder)
         _backward_into(calls, upstream)
-        yield from recorder.take()
+        yield from take(recorder)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ Weights = Literal["per-channel", "per-tensor"]
 Activations = Literal["affine", "symmetric"]
 OutlierMode = Literal["auto", "none"]
 ChannelMode = Literal["auto", "none"]
-Rounding = Literal["diffused", "nearest"]
+Rounding = Literal["compensated", "diffused", "nearest"]
 PixelGrid = Literal["bytes", "searched"]
 BiasCorrection = Literal["auto", "always", "none"]
 Search = Literal["fast", "exhaustive"]
@@ -37,7 +37,9 @@ class Options:
     outliers: auto gives single input channels that dwarf all others a scale of their own.
     channels: auto shifts and scales the input channels of layers behind a LayerNorm, where that lowers the loss.
     pixels: bytes takes an 8-bit image as it is, whatever the width of activations; searched rounds it as any other.
-    rounding: diffused rounds patch weights by error diffusion from pixel to pixel, where that lowers the loss.
+    rounding: compensated lets every weight below eight bits take up what rounding the others has changed; at eight there
+    is little to gain. It and diffused round patch weights by error diffusion from pixel to pixel, where that lowers the
+    loss. rounding_images: how many images compensation looks at; 0: as many as the model's size allows.
     bias_correction: auto takes mean errors off the outputs where they share the weight's scale, as with per-tensor.
     labels: of the loss whose gradients weigh the errors; signs and sampled estimate the same, signs with less noise.
     rounds: how often the search alternates between the two sides of a product; 0 searches each side by itself.
@@ -53,7 +55,8 @@ class Options:
     outliers: OutlierMode = "auto"
     channels: ChannelMode = "auto"
     pixels: PixelGrid = "bytes"
-    rounding: Rounding = "diffused"
+    rounding: Rounding = "compensated"
+    rounding_images: int = 0
     bias_correction: BiasCorrection = "auto"
     search: Search = "fast"
     rounds: int = 0
@@ -118,6 +121,15 @@ class Options:
         return self.bias_correction == "always" or (self.bias_correction == "auto" and self.weights == "per-tensor")
 
     @property
+    def diffuses(self) -> bool:
+        """Patch weights may be rounded by error diffusion."""
+        return self.rounding != "nearest"
+
+    def compensates(self, weight_bits: int) -> bool:
+        """Weights of this width are rounded together, and not each by itself."""
+        return self.rounding == "compensated" and weight_bits < MAX_BITS
+
+    @property
     def label(self) -> str:
         return f"w{self.weight_bits}a{self.activation_bits}"
 
@@ -129,6 +141,7 @@ _WHOLE = (
     ("rounds", 0, MAX_COUNT),
     ("candidates", 1, MAX_CANDIDATES),
     ("images", 1, MAX_COUNT),
+    ("rounding_images", 0, MAX_COUNT),
     ("seed", 0, 2**32 - 1),
 )
 _PUBLISHED = {

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ptq4vit_onnx.calibration.bias_correction import bias_correction
+from ptq4vit_onnx.calibration.rounding.bias_correction import bias_correction
 from ptq4vit_onnx.calibration.calibrate import plan_site
 from ptq4vit_onnx.calibration.channel_scales import with_channels
 from ptq4vit_onnx.network.planned_product import quantized_product
@@ -85,7 +85,7 @@ def test_bias_correction_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -
     item = recording()
     plan = plan_site(item, Options(weights="per-tensor", **QUICK))
     whole = bias_correction(item, plan, "hessian")
-    monkeypatch.setattr("ptq4vit_onnx.calibration.bias_correction.CHUNK_ELEMENTS", 64 * 7)
+    monkeypatch.setattr("ptq4vit_onnx.calibration.rounding.bias_correction.CHUNK_ELEMENTS", 64 * 7)
     assert bias_correction(item, plan, "hessian") == pytest.approx(whole, abs=2e-6)  # a unit in the last place of 8
 
 

@@ -73,7 +73,6 @@ class Pixels(Quantizer):
 
     @property
     def in_steps(self) -> Pixels:
-        """The quantizer of x / scale, next to weights that have taken up the scale."""
         return replace(self, scale=(1.0,) * len(self.scale))
 
     @property

@@ -126,6 +126,11 @@ class Quantizer(ABC):
         rounded. None: what the branches say."""
         return None
 
+    @property
+    def in_steps(self) -> Quantizer:
+        """The quantizer of x / row_steps, next to weights that have taken up the steps."""
+        return self
+
     def row_zeros(self, inputs: int) -> Array | None:
         """What unit 0 of each input [inputs] stands for, in its steps; the bias takes it up. None: zero."""
         return None

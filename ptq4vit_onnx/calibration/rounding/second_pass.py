@@ -1,0 +1,104 @@
+"""The second pass of a calibration: weights whose scales are known are rounded together, next to quantised inputs.
+
+It sees more images than the search did, because only their moments are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ptq4vit_onnx.calibration.calibrate import corrected_plan
+from ptq4vit_onnx.calibration.channel_scales import with_channels
+from ptq4vit_onnx.calibration.compensated_rounding import compensated, cost
+from ptq4vit_onnx.calibration.objective import Product, objective_of
+from ptq4vit_onnx.network.moments import Inputs, Moments, Observation
+from ptq4vit_onnx.network.recording import Recording
+from ptq4vit_onnx.plan.options import Options
+from ptq4vit_onnx.plan.outlier_split import COLUMNS, ROWS, without_channels
+from ptq4vit_onnx.plan.quantizers import MAX_BITS
+from ptq4vit_onnx.plan.saturation_safe_weights import shipped
+from ptq4vit_onnx.plan.scale_plan import SitePlan
+from ptq4vit_onnx.threads.side_by_side import on_one_thread
+
+
+def inputs_of(plans: Mapping[str, SitePlan], options: Options) -> dict[str, Inputs]:
+    """Of every weight that is to be rounded with compensation: its inputs as its product multiplies them."""
+    return {
+        name: _inputs(plan)
+        for name, plan in plans.items()
+        if plan.kind != "matmul" and options.compensates(plan.rhs.bits)
+    }
+
+
+def compensate(
+    observations: Iterable[Observation],
+    plans: Mapping[str, SitePlan],
+    options: Options,
+    on_site: Callable[[Recording, SitePlan], None] = lambda recording, plan: None,
+) -> dict[str, SitePlan]:
+    """The plans with compensated weights wherever an observation has moments and they lose less by it."""
+    found = dict(plans)
+    with on_one_thread():
+        for seen in observations:
+            name = seen.recording.site.name
+            if seen.moments is not None:
+                found[name] = compensated_plan(seen.recording, seen.moments, plans[name], options)
+            on_site(seen.recording, found[name])
+            del seen
+    return found
+
+
+def compensated_plan(recording: Recording, moments: Moments, plan: SitePlan, options: Options) -> SitePlan:
+    """The plan of one site with the better weight: of compensated codes, or of those that it has."""
+    main = product_of(recording, plan)
+    weight, ridge = main.rhs.contiguous(), options.activation_bits < MAX_BITS
+    rhs = compensated(weight, moments, plan.lhs.in_steps, plan.rhs, ridge)
+    before, after = (cost(weight, shipped(weight, plan.lhs.in_steps, form), moments) for form in (plan.rhs, rhs))
+    if before <= after:
+        return plan
+    better = replace(
+        plan, rhs=rhs, losses={**plan.losses, options.metric: _loss(main, replace(plan, rhs=rhs), options)}
+    )
+    return better if plan.bias_correction is None else corrected_plan(recording, better, options)
+
+
+def product_of(recording: Recording, plan: SitePlan) -> Recording:
+    """The product that a plan's two quantizers are of: channels folded in, in steps of the inputs, without outliers."""
+    found = with_channels(recording, plan.channels)
+    if plan.outliers is not None:
+        channels = plan.outliers.channels
+        found = replace(
+            found, lhs=without_channels(found.lhs, channels, COLUMNS), rhs=without_channels(found.rhs, channels, ROWS)
+        )
+    steps = plan.lhs.row_steps(len(found.rhs))
+    if steps is None:
+        return found
+    rows = found.lhs.new_tensor(steps)
+    return replace(found, lhs=found.lhs / rows, rhs=found.rhs * rows[:, None])
+
+
+def _loss(main: Recording, plan: SitePlan, options: Options) -> float:
+    """By the search's metric, on all recorded rows; of outliers' own product it knows nothing."""
+    objective = objective_of(main, options.metric)
+    loss = float(Product(objective, weight=True).loss(plan.lhs.in_steps, plan.rhs))
+    return loss / objective.size if options.sums_squares else loss
+
+
+def _inputs(plan: SitePlan) -> Inputs:
+    """What turns rows [n, inputs] of the float model into (quantised rows, float rows) of `product_of`."""
+    channels, lhs = plan.channels, plan.lhs
+
+    @torch.no_grad()
+    def both(rows: Tensor) -> tuple[Tensor, Tensor]:
+        if channels is not None:
+            rows = (rows - rows.new_tensor(channels.shift)).div_(rows.new_tensor(channels.scale))
+        steps = lhs.row_steps(rows.shape[1])
+        if steps is not None:
+            rows = rows / rows.new_tensor(steps)
+        return lhs.in_steps.fake_quantize(rows), rows
+
+    return both
