@@ -51,6 +51,10 @@ def with_module(tmp_path: Path) -> Callable[[str, str], list[str]]:
         ),
         ("graph.new", "from ptq4vit_onnx import evaluate", "upwards: graph.new imports api"),
         ("passes.new", "def f():\n    import torch", "passes.new imports torch: torch"),
+        ("plan.new", "from safetensors.torch import save", "plan.new imports torch: safetensors.torch"),
+        ("plan.new", "from safetensors import numpy, torch", "plan.new imports torch: safetensors.torch"),
+        ("network.new", "from safetensors.numpy import save", "network.new imports safetensors: safetensors"),
+        ("images.new", "def f():\n    import safetensors", "images.new imports safetensors: safetensors"),
         ("network.new", "import onnx", "network.new imports ONNX: onnx"),
         ("models.new", "def f():\n    from timm import create_model", "models.new imports torch: timm"),
         (

@@ -39,17 +39,19 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("__main__",),
 )
-TORCH = frozenset({"torch", "timm", "torchvision", "transformers", "safetensors"})
+TORCH = frozenset({"torch", "timm", "torchvision", "transformers", "safetensors.torch"})
 ONNX = frozenset({"onnx", "onnx_graphsurgeon", "onnxruntime", "onnx_ir", "onnxscript", "openvino"})
-# Which rooms may import torch or ONNX themselves, even inside a function.
+SAFETENSORS = frozenset({"safetensors"})  # itself without torch
+# Which rooms may import torch, ONNX or safetensors themselves, even inside a function.
 MAY_TORCH = frozenset({"threads", "model_loading", "network", "calibration", "simulation", "float_export"})
 MAY_ONNX = frozenset({"graph", "runtime", "passes", "evaluation", "proof", "simulation", "float_export", "studies"})
+MAY_SAFETENSORS = frozenset({"plan", "model_loading"})
 # All that calibration sees of the network.
 RECORDED = frozenset({"network.recording", "network.moments", "network.planned_product"})
 MOST_FILES, MOST_LINES, MOST_OUTSIDE = 14, 350, 7
 HANDED_ON = frozenset({"export", "evaluate", "check_parity"})  # names of `api` that the package's __init__ hands on
 # Quantizers answer for themselves; only they and the passes that emit them may ask which one it is, and few others.
-QUANTIZER_TYPES = frozenset({"Uniform", "Diffused", "Affine", "Twin", "TwinSoftmax", "TwinGelu"})
+QUANTIZER_TYPES = frozenset({"Uniform", "Diffused", "Compensated", "Affine", "Twin", "TwinSoftmax", "TwinGelu"})
 MOST_TYPE_TESTS = 3
 VAGUE = ("utils", "common", "core", "helpers", "base", "misc")
 
@@ -78,7 +80,8 @@ class Module:
 
     @property
     def libraries(self) -> frozenset[str]:
-        return frozenset(name.partition(".")[0] for name in self.imports)
+        """safetensors and safetensors.torch, of `from safetensors.torch import load_file`."""
+        return frozenset(".".join(name.split(".")[:length]) for name in self.imports for length in (1, 2))
 
     @property
     def doors(self) -> tuple[str, ...]:
@@ -176,7 +179,11 @@ def _cycles(known: Mapping[str, Module]) -> Iterator[str]:
 
 def _libraries(known: Mapping[str, Module]) -> Iterator[str]:
     for module in known.values():
-        for name, libraries, rooms in (("torch", TORCH, MAY_TORCH), ("ONNX", ONNX, MAY_ONNX)):
+        for name, libraries, rooms in (
+            ("torch", TORCH, MAY_TORCH),
+            ("ONNX", ONNX, MAY_ONNX),
+            ("safetensors", SAFETENSORS, MAY_SAFETENSORS),
+        ):
             if module.libraries & libraries and module.room not in rooms:
                 yield f"{module.name} imports {name}: {', '.join(sorted(module.libraries & libraries))}"
 

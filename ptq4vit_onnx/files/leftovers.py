@@ -19,7 +19,8 @@ from pathlib import Path
 
 # All that an export writes; --force replaces a folder of these and no other.
 EXPORT_FILES = (
-    "model.onnx", "model.onnx.data", "float.onnx", "float.onnx.data", "plan.json", "report.json", "report.html"
+    "model.onnx", "model.onnx.data", "float.onnx", "float.onnx.data", "plan.json", "plan.safetensors", "report.json",
+    "report.html",
 )  # fmt: skip
 
 

@@ -59,8 +59,15 @@ def linear_call(
 ) -> Call:
     """matrix: the weight as [inputs, outputs]. has_bias: the bias is a parameter of this linear alone."""
     fused = name.rpartition(".")[2] in ("qkv", "in_proj") and matrix.shape[1] % 3 == 0
-    site = Site(name, "linear", scope, source_of(x), 3 if fused else 1, norm=norm_of(x), has_bias=has_bias)
+    site = Site(
+        name, "linear", scope, source_of(x), 3 if fused else 1, norm=norm_of(x), has_bias=has_bias,
+        weight_shape=shape_of(matrix),
+    )  # fmt: skip
     return Call(site, x, matrix, bias, _as_it_is, _as_it_is, plain)
+
+
+def shape_of(matrix: Tensor) -> tuple[int, int]:
+    return int(matrix.shape[0]), int(matrix.shape[1])
 
 
 def matmul_call(name: str, scope: str, lhs: Tensor, rhs: Tensor, plain: Callable[[], Tensor]) -> Call:
@@ -108,7 +115,7 @@ def conv_call(
 
     matrix = flat_kernels(weight, tiles).t()
     return Call(
-        Site(name, "conv", scope),
+        Site(name, "conv", scope, weight_shape=shape_of(matrix)),
         windows(x.detach(), window), matrix, bias, arrange, lambda grad: grad.flatten(2).transpose(1, 2), plain,
     )  # fmt: skip
 

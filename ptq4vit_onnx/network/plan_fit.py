@@ -106,6 +106,7 @@ def require_plan_fits(plan: ScalePlan, model: LoadedModel, sites: list[Site], fl
                 f"says a {planned.kind} fed by {planned.lhs_source}; calibrate again"
             )
         _require_channels(plan.model, site, planned)
+        _require_codes(plan.model, site, planned)
         colours, own = len(planned.lhs.colours), model.preprocessing.size[0]
         if colours not in (0, own):
             raise UserError(
@@ -132,6 +133,15 @@ def require_channels_fold(plan: ScalePlan, model: LoadedModel, sites: list[Site]
         raise UserError(
             f"the plan does not fit {plan.model}: the channels of {odd[0]} cannot be folded into "
             f"{planned[odd[0]].norm}, because the two then compute something else; calibrate again"
+        )
+
+
+def _require_codes(model: str, site: Site, planned: SitePlan) -> None:
+    codes = planned.rhs.carried
+    if codes is not None and codes.shape != site.weight_shape:
+        raise UserError(
+            f"the plan does not fit {model}: {site.name} has a weight {list(site.weight_shape or ())}, the plan "
+            f"codes of {list(codes.shape or ())}; calibrate again"
         )
 
 

@@ -5,6 +5,7 @@ quantizers               how values are rounded: uniform, affine, twins; each an
 options                  every choice about calibration; the presets of the paper
 scale_plan               everything that calibration decided, site by site
 plan_json                plan.json: written, read, checked
+code_file                plan.safetensors beside it: codes of weights that the plan carries
 saturation_safe_weights  the int8 weights that ship: no pair of products saturates without VNNI
 channel_fold             scales of single input channels, folded into the layers around them
 outlier_split            outlier channels in a product of their own
@@ -14,6 +15,7 @@ evidence                 what calibration saw of a site, for the report
 """
 
 DOORS = (
+    "code_file",
     "channel_fold",
     "evidence",
     "exact_product",

@@ -1,8 +1,9 @@
 """A scale plan as JSON: written field by field, read and checked by pydantic.
 
 The file has every field of every dataclass, also those with a default; only a plan's `floats` are left out where there
-are none. A quantizer has one more field, "type": its name in QUANTIZERS. docs/plan.schema.json describes the file;
-tools/plan_schema.py writes that description.
+are none. A quantizer has one more field, "type": its name in QUANTIZERS. Codes of weights lie in a file beside
+(`code_file`); plan.json has their digest. docs/plan.schema.json describes the file; tools/plan_schema.py writes that
+description.
 
 Importing pydantic takes 0.2 s. Commands that need no plan therefore do not import this module.
 """
@@ -24,13 +25,19 @@ from pydantic_core import ErrorDetails
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.files.inputs import parse_json, read_bytes
 from ptq4vit_onnx.plan.channel_fold import Channels
-from ptq4vit_onnx.plan.quantizers import QUANTIZERS, Quantizer, Uniform
+from ptq4vit_onnx.plan.code_file import codes_path, read_codes, write_codes
+from ptq4vit_onnx.plan.quantizers import QUANTIZERS, Quantizer, Uniform, WeightCodes
 from ptq4vit_onnx.plan.scale_plan import FORMAT, Outliers, ScalePlan, SitePlan
 from ptq4vit_onnx.plan.sites import Kind
 
 MOST_CHANNELS = 2**31  # more than any layer has; numbers beyond int64 have no place in an array
 MOST_CORRECTION = 1e30  # of an output; what is added to it stays a float32 value
 _LEFT_OUT_WHERE_EMPTY = ("floats",)
+_DIGEST = Annotated[
+    str,
+    Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of the codes, which lie in the .safetensors file beside"),
+    AfterValidator(WeightCodes),
+]
 Value = TypeVar("Value")
 
 
@@ -43,6 +50,8 @@ class PlanFieldError(ValueError):
 
 
 def write_plan(plan: ScalePlan, path: Path) -> None:
+    """plan.json, and beside it the codes that the plan carries, if any."""
+    write_codes(plan, codes_path(path))
     path.write_text(plan_text(plan) + "\n", encoding="utf-8")
 
 
@@ -56,23 +65,33 @@ def fingerprint(plan: ScalePlan) -> str:
 
 
 def read_plan(path: Path) -> ScalePlan:
-    """Read and check a file; a mistake is a UserError that names the file and the field."""
+    """Read and check a file, and the codes beside it; a mistake is a UserError that names the file and the field."""
     try:
-        return parse_plan(read_bytes(path, "plan", "give the plan.json of an export"))
+        plan = parse_plan(read_bytes(path, "plan", "give the plan.json of an export"))
     except PlanFieldError as error:
         raise UserError(f"plan {path}: {error}") from error
     except ValueError as error:
         raise UserError(f"plan {path} is not JSON: {error}; calibrate again without --plan") from error
+    return read_codes(plan, codes_path(path))
 
 
 def parse_plan(text: str | bytes) -> ScalePlan:
-    """The plan that a JSON text holds. A field that does not fit is a PlanFieldError, other text a ValueError."""
+    """The plan that a JSON text holds, its codes by their digests alone.
+
+    A field that does not fit is a PlanFieldError, other text a ValueError.
+    """
     return _parse(_forms().plan, text)
 
 
 def parse_named_site(text: str) -> tuple[str, SitePlan]:
-    """A site's name and plan from the JSON text `["head", {"kind": "linear", ...}]`; errors as for a plan."""
-    return _parse(_forms().named_site, text)
+    """A site's name and plan from the JSON text `["head", {"kind": "linear", ...}]`; errors as for a plan.
+
+    Refuses a site whose codes would lie in a file beside: such a line has none.
+    """
+    name, site = _parse(_forms().named_site, text)
+    if site.rhs.carried is not None:
+        raise PlanFieldError(f"{name}.rhs.type", f"expected a quantizer without stored codes, got {site.rhs.kind}")
+    return name, site
 
 
 def plan_schema() -> dict[str, Any]:
@@ -82,6 +101,8 @@ def plan_schema() -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """A plan, or any part of one, as what JSON holds."""
+    if isinstance(value, WeightCodes):
+        return value.digest
     if is_dataclass(value):
         held = ((item.name, getattr(value, item.name)) for item in fields(value))
         entries = {name: plain(item) for name, item in held if item or name not in _LEFT_OUT_WHERE_EMPTY}
@@ -107,7 +128,7 @@ def _build_forms(quantizers: tuple[tuple[str, type[Quantizer]], ...]) -> _Forms:
     """The types of a plan and of a named site. Here stands which quantizers each side may have."""
     known = {name: _form(kind, type=Literal[name]) for name, kind in quantizers}
     of_weights = [name for name, kind in quantizers if issubclass(kind, Uniform)]
-    of_values = [name for name, kind in quantizers if kind.only_kind is None or name not in of_weights]
+    of_values = [name for name, kind in quantizers if not kind.only_weights]
     outliers = _form(Outliers, lhs=_one_of(known, "uniform", "affine"), rhs=known["uniform"])
     site = _form(
         SitePlan, require_consistent, lhs=_one_of(known, *of_values), rhs=_one_of(known, *of_weights),
@@ -123,7 +144,9 @@ def _form(kind: type[Any], check: Callable[[Any], None] = lambda value: None, **
     check: called with the finished value; a ValueError becomes a line. changed: a field's type in the file where it
     differs from the dataclass's annotation, and fields that only the file has.
     """
-    types = {item.name: get_type_hints(kind)[item.name] for item in fields(kind)} | changed
+    hints = get_type_hints(kind)
+    own = {item.name: _DIGEST if hints[item.name] is WeightCodes else hints[item.name] for item in fields(kind)}
+    types = own | changed
     empty: Any = Field(default_factory=dict)
     required: dict[str, Any] = {
         name: (hint, empty if name in _LEFT_OUT_WHERE_EMPTY else ...) for name, hint in types.items()
@@ -162,6 +185,8 @@ def require_consistent(site: SitePlan) -> None:
         raise PlanFieldError("bias_correction", f"expected values of at most {MOST_CORRECTION:g}")
     if site.rhs.only_kind not in (None, site.kind):
         raise PlanFieldError("rhs.type", f"expected uniform: a {site.kind} has no pixels side by side")
+    if site.kind == "matmul" and site.rhs.only_weights:
+        raise PlanFieldError("rhs.type", "expected uniform: a matmul has no weight")
     if site.lhs.only_kind not in (None, site.kind):
         raise PlanFieldError("lhs.type", f"expected uniform, affine or a twin: a {site.kind} reads no image")
     if site.kind != "linear" and site.channels is not None:
@@ -190,6 +215,8 @@ def _contradicted(site: SitePlan, options: Mapping[str, Any]) -> Iterator[tuple[
         ("activations", "symmetric", site.lhs.kind == "affine", "a zero point"),
         ("pixels", "searched", bool(site.lhs.colours), "pixel bytes"),
         ("rounding", "nearest", site.rhs.kind == "diffused", "errors handed on"),
+        ("rounding", "nearest", site.rhs.kind == "compensated", "errors compensated"),
+        ("rounding", "diffused", site.rhs.kind == "compensated", "errors compensated"),
         ("outliers", "none", site.outliers is not None, "outliers"),
         ("channels", "none", site.channels is not None, "scaled channels"),
         ("bias_correction", "none", site.bias_correction is not None, "a bias correction"),
@@ -222,6 +249,7 @@ def _first_mistake(errors: list[ErrorDetails]) -> ValueError:
     """The mistake to report: a wrong format explains all others, and an unknown field explains a missing one."""
     error = min(errors, key=lambda item: (item["loc"] != ("format",), item["type"] != "extra_forbidden"))
     where, problem = _path(error["loc"]), error["msg"].replace("Input should be", "expected")
+    problem = problem.replace("String should match pattern", "expected text that matches")
     match error:
         case {"type": "json_invalid", "ctx": {"error": reason}}:
             return ValueError(reason)

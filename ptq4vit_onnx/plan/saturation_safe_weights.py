@@ -77,6 +77,17 @@ def make_pairs_safe(codes: Tensor, limit: int) -> Tensor:
     return codes
 
 
+def first_unsafe_pair(codes: np.ndarray[Any, Any], limit: int) -> tuple[int, int, int] | None:
+    """(row, column, sum) of the first pair of int8 codes [inputs, outputs] that `make_pairs_safe` would change; None if
+    there is none."""
+    total = codes[: codes.shape[0] // 2 * 2].astype(np.int16).reshape(-1, 2, codes.shape[1]).sum(axis=1)
+    unsafe = np.argwhere(np.abs(total) > limit)
+    if not len(unsafe):
+        return None
+    pair, column = map(int, unsafe[0])
+    return 2 * pair, column, int(total[pair, column])
+
+
 def saturating_pairs(codes: np.ndarray[Any, Any], largest_code: int) -> int:
     """How many (pair, column)s of int8 codes [inputs, outputs] can overflow int16 next to `largest_code`."""
     paired = codes[: codes.shape[0] // 2 * 2].astype(np.int32).reshape(-1, 2, codes.shape[1])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ptq4vit_onnx.plan.channel_fold import Channels
-from ptq4vit_onnx.plan.quantizers import Affine, Diffused, Quantizer, Uniform
+from ptq4vit_onnx.plan.quantizers import Affine, Compensated, Diffused, Quantizer, Uniform
 from ptq4vit_onnx.plan.sites import Kind, Source
 
 FORMAT = 5
@@ -42,7 +42,7 @@ class SitePlan:
     kind: Kind
     lhs_source: Source
     lhs: Quantizer
-    rhs: Uniform | Diffused  # Diffused is a subclass; both are named because the file tells them apart
+    rhs: Uniform | Diffused | Compensated  # all are Uniform; they are named because the file tells them apart
     outliers: Outliers | None = None
     bias_correction: tuple[float, ...] | None = None
     losses: Mapping[str, float] = field(default_factory=dict)

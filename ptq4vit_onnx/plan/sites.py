@@ -25,7 +25,8 @@ class Site:
     lhs_source: what feeds the left side. weight_groups: how many equal blocks of output columns the paper
     gives a weight scale of their own (3 for a fused qkv, else 1). heads: length of axis -3 of a matmul's
     sides, else 1. norm: path of the LayerNorm whose output a linear reads as it is or rearranged; else empty.
-    has_bias: of a linear, as a parameter of its own that can be changed.
+    has_bias: of a linear, as a parameter of its own that can be changed. weight_shape: [inputs, outputs] where rhs is a
+    weight.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Site:
     heads: int = 1
     norm: str = ""
     has_bias: bool = False
+    weight_shape: tuple[int, int] | None = None
 
     @property
     def rhs_is_weight(self) -> bool:

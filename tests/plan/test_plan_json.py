@@ -159,7 +159,7 @@ MISTAKES = [
     (change(*FC2, "lhs", "shift", to=99), "sites.blocks.0.mlp.fc2.lhs: shift is 99, expected 0..15"),
     (change(*FC2, "lhs", "bits", to=True), "sites.blocks.0.mlp.fc2.lhs.bits: expected a valid integer, got True"),
     (change(*FC2, "lhs", "bits", to=9), "sites.blocks.0.mlp.fc2.lhs: bits is 9, expected 2..8"),
-    (change(*FC2, "rhs", "type", to="affine"), "fc2.rhs.type: expected one of 'uniform', 'diffused', got 'affine'"),
+    (change(*FC2, "rhs", "type", to="affine"), "rhs.type: expected one of 'uniform', 'diffused', 'compensated', got"),
     (change(*FC2, "rhs", "scale", to=0.5), "sites.blocks.0.mlp.fc2.rhs.scale: expected a valid array, got 0.5"),
     (change(*FC2, "rhs", "scale", 1, to="x"), "sites.blocks.0.mlp.fc2.rhs.scale[1]: expected a valid number, got 'x'"),
     (change(*FC2, "rhs", "scale", 1, to=-0.5), "sites.blocks.0.mlp.fc2.rhs: scale -0.5 is not a positive"),
@@ -254,7 +254,8 @@ def test_a_registered_quantizer_is_written_read_and_checked(plan: ScalePlan, mon
     data["sites"]["head"]["lhs"]["third"] = -1
     assert refusal(data) == "sites.head.lhs: third is -1.0, expected more than 0"
     data["sites"]["head"].update(lhs=plain(Uniform(8, (0.5,))), rhs=plain(lhs))
-    assert refusal(data) == "sites.head.rhs.type: expected one of 'uniform', 'diffused', got 'thirds'"
+    known = "'uniform', 'diffused', 'compensated'"
+    assert refusal(data) == f"sites.head.rhs.type: expected one of {known}, got 'thirds'"
     text = plan_text(planned)
     monkeypatch.delitem(QUANTIZERS, "thirds")
     assert "sites.head.lhs.type: expected one of 'uniform', 'affine'" in refusal(json.loads(text))

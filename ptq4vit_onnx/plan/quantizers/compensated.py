@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from ptq4vit_onnx.plan.quantizers.quantizer import Array
+from ptq4vit_onnx.plan.quantizers.quantizer import Array, Quantizer
 from ptq4vit_onnx.plan.quantizers.rounding import Tensor
 from ptq4vit_onnx.plan.quantizers.uniform import Uniform
 from ptq4vit_onnx.plan.quantizers.weight_codes import WeightCodes
@@ -23,8 +24,23 @@ class Compensated(Uniform):
 
     kind: ClassVar[str] = "compensated"
     title: ClassVar[str] = "symmetric, errors compensated"
+    only_weights: ClassVar[bool] = True
+    searched: ClassVar[Literal["scale", "shift", "nothing"]] = "nothing"
 
-    stored: WeightCodes = WeightCodes("")
+    stored: WeightCodes = field(kw_only=True)
+
+    @classmethod
+    def candidates(cls, bits: int, low: float, high: float, factors: Sequence[float]) -> tuple[Quantizer, ...]:
+        """None: codes are chosen for scales that were found already."""
+        return ()
+
+    @property
+    def carried(self) -> WeightCodes:
+        return self.stored
+
+    def carrying(self, codes: WeightCodes) -> Compensated:
+        assert codes == self.stored, (codes, self.stored)
+        return replace(self, stored=codes)
 
     def codes(self, x: Tensor) -> Tensor:
         """The stored codes, as floats of x's own type; x is the weight that they are of."""

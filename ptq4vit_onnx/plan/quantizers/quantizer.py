@@ -64,7 +64,8 @@ class Colour:
 @dataclass(frozen=True)
 class Quantizer(ABC):
     """kind: its name in plan.json; title: its name in words. source: the one operation whose output it is made for, or
-    None. only_kind: the one kind of site it is made for, or None. searched: what its candidates differ in.
+    None. only_kind: the one kind of site it is made for, or None. only_weights: whether it is made for weights
+    alone, which are right sides. searched: what its candidates differ in.
 
     The value of x is the sum over `branches` of step * units(x): that is all that simulators and proof need to know.
     Where inputs differ in what a step is worth, `row_steps` and `row_zeros` say more.
@@ -74,6 +75,7 @@ class Quantizer(ABC):
     title: ClassVar[str]
     source: ClassVar[Source | None] = None
     only_kind: ClassVar[Kind | None] = None
+    only_weights: ClassVar[bool] = False
     searched: ClassVar[Literal["scale", "shift", "nothing"]] = "scale"
 
     bits: int

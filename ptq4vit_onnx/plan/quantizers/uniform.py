@@ -19,6 +19,7 @@ from ptq4vit_onnx.plan.quantizers.rounding import (
     require_scales,
     round_clip,
 )
+from ptq4vit_onnx.plan.quantizers.weight_codes import WeightCodes
 from ptq4vit_onnx.plan.sites import Kind
 
 
@@ -69,6 +70,15 @@ class Uniform(Quantizer):
         return self.high - self.low
 
     @property
+    def carried(self) -> WeightCodes | None:
+        """The codes that the plan carries; None where the values to be rounded are enough."""
+        return None
+
+    def carrying(self, codes: WeightCodes) -> Uniform:
+        """The same with the codes that the plan carries, once they are read."""
+        raise AssertionError(f"{self.kind} carries no codes")
+
+    @property
     def points(self) -> tuple[Points, ...]:
         step = max(self.scale)
         return (Points("", self.low * step, step, self.high - self.low + 1),)
@@ -112,6 +122,7 @@ class Diffused(Uniform):
     kind: ClassVar[str] = "diffused"
     title: ClassVar[str] = "symmetric, errors handed on"
     only_kind: ClassVar[Kind | None] = "conv"
+    only_weights: ClassVar[bool] = True
 
     def codes(self, x: Tensor) -> Tensor:
         exact = np.ascontiguousarray(

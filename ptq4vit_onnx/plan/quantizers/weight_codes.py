@@ -21,6 +21,11 @@ class WeightCodes:
     digest: str
     values: Array | None = field(default=None, repr=False, compare=False)
 
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """[inputs, outputs]; None as long as only plan.json was read."""
+        return None if self.values is None else self.values.shape
+
     @classmethod
     def of(cls, values: Array) -> WeightCodes:
         assert values.dtype == np.int8 and values.ndim == 2, (values.dtype, values.shape)
