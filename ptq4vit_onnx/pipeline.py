@@ -145,8 +145,8 @@ def make_plan(
     Sites that the journal of an interrupted run with the same inputs holds are not searched again.
     """
     from ptq4vit_onnx.calibration.calibrate import calibrate
-    from ptq4vit_onnx.calibration.compensate import compensate, inputs_of
     from ptq4vit_onnx.calibration.measure_evidence import collect
+    from ptq4vit_onnx.calibration.rounding.second_pass import compensate, inputs_of
     from ptq4vit_onnx.network.recording import Recording
     from ptq4vit_onnx.network.tape import observe, record
 
@@ -176,12 +176,13 @@ def make_plan(
     def show(recording: Recording, plan: SitePlan) -> None:
         evidence[recording.site.name] = collect(recording, plan, options)
 
-    how = {"seed": options.seed, "labels": options.labels, "kind": model.kind}
-    tape = record(model.module, images.images, **how)
+    tape = record(model.module, images.images, options.seed, options.labels, kind=model.kind)
     found = calibrate(progress(Sized(tape, len(order)), "calibrating"), options, known, keep, model.pixel_grid)
     if options.compensates(options.weight_bits):
-        crossed = options.activation_bits < MAX_BITS
-        again = observe(model.module, chosen.rounded_on.images, len(images), inputs_of(found, options), crossed, **how)
+        again = observe(
+            model.module, chosen.rounded_on.images, len(images), inputs_of(found, options),
+            options.activation_bits < MAX_BITS, options.seed, options.labels, model.kind,
+        )  # fmt: skip
         found = compensate(progress(Sized(again, len(order)), "rounding"), found, options, show)
     settings = {**options.to_data(), "weights_from": model.origin, IMAGES_FROM: _images_from(images)}
     settings[OUTPUT_KIND] = model.kind.name

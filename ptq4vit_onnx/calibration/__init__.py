@@ -9,11 +9,9 @@ sampling            small products that rank candidates as the whole one does
 estimate            all candidates of an activation ranked with a handful of products
 clipping            what clipping the largest weights costs on all rows: a control variate for samples
 channel_scales      scales and centres of the channels behind a LayerNorm
-compensate       the second pass: weights rounded together, on more images
-compensated_rounding  how: each takes up what rounding the others has changed
-bias_correction     the mean error of each output, taken off its bias
+rounding            weights rounded together on more images, mean errors taken off biases
 measure_evidence    histograms, search curves and damage for the report
 journal             finished sites on disk, so that an interrupted run goes on
 """
 
-DOORS = ("calibrate", "compensate", "measure_evidence", "journal")  # what other rooms may import
+DOORS = ("calibrate", "rounding", "measure_evidence", "journal")  # what other rooms may import

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from ptq4vit_onnx.calibration.rounding.bias_correction import bias_correction
 from ptq4vit_onnx.calibration.channel_scales import channel_choices, sample_recording, with_channels
 from ptq4vit_onnx.calibration.grids import (
     Grid,
@@ -18,6 +17,7 @@ from ptq4vit_onnx.calibration.grids import (
     uniform_grid,
 )
 from ptq4vit_onnx.calibration.objective import objective_of
+from ptq4vit_onnx.calibration.rounding.bias_correction import bias_correction
 from ptq4vit_onnx.calibration.search import ProductSearch
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.network.recording import Recording

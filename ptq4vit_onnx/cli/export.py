@@ -101,8 +101,8 @@ def _add_method(export: argparse.ArgumentParser) -> None:
         (
             "rounding",
             Rounding,
-            "of weights: below eight bits each takes up the errors of the others, or none does but in patches (diffused), or "
-            "none at all (compensated; with --paper nearest)",
+            "of weights: below eight bits each takes up the errors of others (compensated), patch weights alone do "
+            "(diffused), or none (compensated; with --paper nearest)",
         ),
         ("search", Search, "(fast)"),
         (

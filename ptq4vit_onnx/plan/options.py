@@ -37,8 +37,8 @@ class Options:
     outliers: auto gives single input channels that dwarf all others a scale of their own.
     channels: auto shifts and scales the input channels of layers behind a LayerNorm, where that lowers the loss.
     pixels: bytes takes an 8-bit image as it is, whatever the width of activations; searched rounds it as any other.
-    rounding: compensated lets every weight below eight bits take up what rounding the others has changed; at eight there
-    is little to gain. It and diffused round patch weights by error diffusion from pixel to pixel, where that lowers the
+    rounding: compensated lets every weight below eight bits take up what rounding the others has changed; at eight
+    little is gained. It and diffused round patch weights by error diffusion from pixel to pixel, where that lowers the
     loss. rounding_images: how many images compensation looks at; 0: as many as the model's size allows.
     bias_correction: auto takes mean errors off the outputs where they share the weight's scale, as with per-tensor.
     labels: of the loss whose gradients weigh the errors; signs and sampled estimate the same, signs with less noise.

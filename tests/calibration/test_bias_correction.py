@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ptq4vit_onnx.calibration.rounding.bias_correction import bias_correction
 from ptq4vit_onnx.calibration.calibrate import plan_site
 from ptq4vit_onnx.calibration.channel_scales import with_channels
+from ptq4vit_onnx.calibration.rounding.bias_correction import bias_correction
 from ptq4vit_onnx.network.planned_product import quantized_product
 from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.plan.options import Metric, Options

@@ -60,10 +60,8 @@ def compensated(weight: Tensor, moments: Moments, lhs: Quantizer, rhs: Uniform, 
 def cost(weight: Tensor, rounded: Tensor, moments: Moments) -> float:
     """sum_rows d |q Q - x W|^2 of weights [inputs, outputs], but for what is the same for all Q; without crossed
     moments x is q."""
-    rounded = rounded.double()
-    return float(
-        (rounded * (moments.quantised.double() @ rounded - 2 * moments.crossed.double() @ weight.double())).sum()
-    )
+    rounded, wanted = rounded.double(), moments.crossed.double() @ weight.double()
+    return float((rounded * (moments.quantised.double() @ rounded - 2 * wanted)).sum())
 
 
 class Rounding:
@@ -145,7 +143,7 @@ def _ridge(weight: Tensor, moments: Moments, hessian: Tensor, used: Tensor) -> T
 
 
 def _pairs_may_saturate(lhs: Quantizer, rhs: Uniform) -> bool:
-    return 2 * 2 ** (rhs.bits - 1) > pair_limit(lhs)
+    return bool(rhs.high - rhs.low + 1 > pair_limit(lhs))
 
 
 def _partners(order: Tensor) -> list[int]:

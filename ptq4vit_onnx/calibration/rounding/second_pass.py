@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ptq4vit_onnx.calibration.calibrate import corrected_plan
 from ptq4vit_onnx.calibration.channel_scales import with_channels
-from ptq4vit_onnx.calibration.compensated_rounding import compensated, cost
 from ptq4vit_onnx.calibration.objective import Product, objective_of
+from ptq4vit_onnx.calibration.rounding.nearest_plane import compensated, cost
 from ptq4vit_onnx.network.moments import Inputs, Moments, Observation
 from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.plan.options import Options
@@ -60,9 +60,8 @@ def compensated_plan(recording: Recording, moments: Moments, plan: SitePlan, opt
     before, after = (cost(weight, shipped(weight, plan.lhs.in_steps, form), moments) for form in (plan.rhs, rhs))
     if before <= after:
         return plan
-    better = replace(
-        plan, rhs=rhs, losses={**plan.losses, options.metric: _loss(main, replace(plan, rhs=rhs), options)}
-    )
+    better = replace(plan, rhs=rhs)
+    better = replace(better, losses={**plan.losses, options.metric: _loss(main, better, options)})
     return better if plan.bias_correction is None else corrected_plan(recording, better, options)
 
 
