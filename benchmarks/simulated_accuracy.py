@@ -27,16 +27,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import real_data
-from ptq4vit_onnx.calibration.calibrate import calibrate
 from ptq4vit_onnx.images.builtin import built_in_photos
 from ptq4vit_onnx.model_loading.load import LoadedModel
-from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.output_kinds import metrics
 from ptq4vit_onnx.plan.options import BiasCorrection, ChannelMode, Labels, Options, PixelGrid, Rounding, Twin, Weights
+from ptq4vit_onnx.planning.sites import plan_sites, rounding_images
 from ptq4vit_onnx.runtime import process
 from ptq4vit_onnx.simulation.fake import simulate
 
@@ -83,10 +81,9 @@ def ablation_rows(bits: list[int]) -> Rows:
 
 
 def quantised_logits(model: LoadedModel, options: Options, calibration: Any, images: Any) -> tuple[Any, float]:
-    """Of the simulated plan; and how many seconds its calibration took."""
+    """Of the simulated plan; and how many seconds its calibration took. calibration: all photos that rounding sees."""
     started = time.perf_counter()
-    tape = record(model.module, torch.from_numpy(calibration), options.seed, options.labels)
-    plans = calibrate(tape, options, pixels=model.pixel_grid)
+    plans = plan_sites(model, calibration[: options.images], options, rounded_on=calibration)
     seconds = time.perf_counter() - started
     return simulate(model.module, plans, images), seconds
 
@@ -121,7 +118,7 @@ def rows_of(
         results = []
         for seed in seeds:
             seeded = replace(options, seed=seed)
-            calibration = calibration_images(source, model, count, seed)
+            calibration = calibration_images(source, model, max(count, rounding_images(model, seeded)), seed)
             logits, seconds = quantised_logits(model, seeded, calibration, images)
             result = {fold: scores(logits[part], reference[part], labels[part]) for fold, part in parts.items()}
             for fold, values in result.items():

@@ -7,6 +7,7 @@ studies       other tools beside ours, the paper's tables
 api           export, evaluate, check_parity in Python
 pipeline      the spine: from a name to an integer ONNX file with proof, on one page
 report        what an export measured
+planning      a model and images -> a plan; within a budget, how many bits each weight gets
 proof         does the file compute what the plan promised?
 calibration   recordings -> plan            simulation    the plan on the torch model
 float_export  torch -> float ONNX           passes        float ONNX + plan -> integer ONNX

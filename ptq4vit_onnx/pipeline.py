@@ -31,9 +31,8 @@ from ptq4vit_onnx.network.plan_fit import load_plan, request_of, require_channel
 from ptq4vit_onnx.plan.evidence import SiteEvidence
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.plan_json import plain, write_plan
-from ptq4vit_onnx.plan.quantizers import MAX_BITS
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
-from ptq4vit_onnx.progress import Progress, Sized, silent
+from ptq4vit_onnx.progress import Progress, silent
 from ptq4vit_onnx.proof.float_parity import float_parity
 from ptq4vit_onnx.report.data import FileSizes, Inputs, Report
 from ptq4vit_onnx.report.page import render
@@ -42,8 +41,6 @@ from ptq4vit_onnx.runtime import process
 
 Array = np.ndarray[Any, Any]
 _ONE_AT_A_TIME = threading.RLock()  # torch's exporter, the environment and logging belong to the whole process
-# Rounding a DeiT-S looks at 128 images, a DeiT-B at 32: weights times pixels times images is at most so much.
-ROUNDING_WORK, MOST_ROUNDING_IMAGES = 128 * 22_500_000 * 224 * 224, 128
 LATENCY_RUNS = 10  # of each model, in turns; `bench` measures longer and more
 
 
@@ -76,6 +73,8 @@ def _export_claimed(
 ) -> Report:
     clock, options = _Clock(), request.options
     require_images(spec, request.data, options.images, channels_of(spec) if request.data is None else None)
+    from ptq4vit_onnx.planning.sites import rounding_images
+
     with clock("load"):
         model = load_for(request, spec)
         rounding = rounding_images(model, options) if known_plan is None else 0
@@ -144,11 +143,9 @@ def make_plan(
 
     Sites that the journal of an interrupted run with the same inputs holds are not searched again.
     """
-    from ptq4vit_onnx.calibration.calibrate import calibrate
     from ptq4vit_onnx.calibration.measure_evidence import collect
-    from ptq4vit_onnx.calibration.rounding.second_pass import compensate, inputs_of
     from ptq4vit_onnx.network.recording import Recording
-    from ptq4vit_onnx.network.tape import observe, record
+    from ptq4vit_onnx.planning.sites import plan_sites
 
     options, images = request.options, chosen.calibration
     journal = Journal(
@@ -167,23 +164,16 @@ def make_plan(
     evidence: dict[str, SiteEvidence] = {}
 
     def keep(recording: Recording, plan: SitePlan) -> None:
-        name = recording.site.name
-        if name not in known:
-            journal.add(name, plan)
-        if not options.compensates(options.weight_bits):
-            show(recording, plan)
+        if recording.site.name not in known:
+            journal.add(recording.site.name, plan)
 
     def show(recording: Recording, plan: SitePlan) -> None:
         evidence[recording.site.name] = collect(recording, plan, options)
 
-    tape = record(model.module, images.images, options.seed, options.labels, kind=model.kind)
-    found = calibrate(progress(Sized(tape, len(order)), "calibrating"), options, known, keep, model.pixel_grid)
-    if options.compensates(options.weight_bits):
-        again = observe(
-            model.module, chosen.rounded_on.images, len(images), inputs_of(found, options),
-            options.activation_bits < MAX_BITS, options.seed, options.labels, model.kind,
-        )  # fmt: skip
-        found = compensate(progress(Sized(again, len(order)), "rounding"), found, options, show)
+    found = plan_sites(
+        model, images.images, options, rounded_on=chosen.rounded_on.images, known=known, on_search=keep, on_site=show,
+        count=len(order), progress=progress,
+    )  # fmt: skip
     settings = {**options.to_data(), "weights_from": model.origin, IMAGES_FROM: _images_from(images)}
     settings[OUTPUT_KIND] = model.kind.name
     if request.img_size is not None:
@@ -193,19 +183,6 @@ def make_plan(
     sites = {name: found[name] for name in order}
     settings["pixels_as"] = pixels_as(options, model, sites)
     return ScalePlan(model.name, model.fingerprint, images.fingerprint, settings, versions(), sites), evidence
-
-
-def rounding_images(model: LoadedModel, options: Options) -> int:
-    """How many images weights are rounded on, if they are rounded together: more of a small model's.
-
-    Twice as many are not worth it where they would take much longer than the search does.
-    """
-    if not options.compensates(options.weight_bits):
-        return 0
-    _, height, width = model.preprocessing.size
-    weights = sum(parameter.numel() for parameter in model.module.parameters())
-    allowed = int(ROUNDING_WORK / (weights * height * width))
-    return options.rounding_images or min(MOST_ROUNDING_IMAGES, max(options.images, allowed))
 
 
 def pixels_as(options: Options, model: LoadedModel, sites: Mapping[str, SitePlan]) -> str:

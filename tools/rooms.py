@@ -32,6 +32,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("network",),
     ("float_export", "calibration", "simulation", "passes", "evaluation"),
     ("proof",),
+    ("planning",),
     ("report",),
     ("pipeline",),
     ("api",),
@@ -47,7 +48,7 @@ MAY_TORCH = frozenset({"threads", "model_loading", "network", "calibration", "si
 MAY_ONNX = frozenset({"graph", "runtime", "passes", "evaluation", "proof", "simulation", "float_export", "studies"})
 MAY_SAFETENSORS = frozenset({"plan", "model_loading"})
 # All that calibration sees of the network.
-RECORDED = frozenset({"network.recording", "network.moments", "network.planned_product"})
+RECORDED = frozenset({"network.recording", "network.gradients", "network.planned_product"})
 MOST_FILES, MOST_LINES, MOST_OUTSIDE = 15, 350, 7
 HANDED_ON = frozenset({"export", "evaluate", "check_parity"})  # names of `api` that the package's __init__ hands on
 # Quantizers answer for themselves; only they and the passes that emit them may ask which one it is, and few others.

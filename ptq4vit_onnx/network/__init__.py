@@ -9,7 +9,7 @@ answers          what the model returns
 dependencies     which operations lead from the pixels to the outputs
 blocks           where the model can be cut, so that one block is in memory at a time
 tape             the recordings of all sites: one forward pass, then block by block backwards
-moments          second moments of a weight's inputs, added up image by image
+gradients        inputs and gradients handed on call by call instead of being kept
 recording        one site's two sides and the gradient of its output
 planned_product  one product as its plan computes it
 channel_folding  a plan's channel scales folded into the model's LayerNorms and linears
@@ -24,7 +24,7 @@ DOORS = (
     "calls",
     "discovery",
     "unfolding",
-    "moments",
+    "gradients",
     "recording",
     "tape",
     "tensor_tags",

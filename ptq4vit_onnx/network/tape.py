@@ -10,10 +10,10 @@ the first stage of a Swin at 384 pixels has 170 million probabilities, far more 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from ptq4vit_onnx.network.blocks import Passage, cut_graph, find_blocks
 from ptq4vit_onnx.network.channel_folding import foldable
 from ptq4vit_onnx.network.dependencies import cannot_differentiate
 from ptq4vit_onnx.network.discovery import as_deployed, compute_plainly, discover_products, watching
-from ptq4vit_onnx.network.moments import Inputs, MomentRecorder, Observation
+from ptq4vit_onnx.network.gradients import GradientRecorder, Listener
 from ptq4vit_onnx.network.recording import Recorder, Recording, changed_later
 from ptq4vit_onnx.output_kinds.kinds import KINDS, OutputKind
 from ptq4vit_onnx.plan.options import Labels, Options
@@ -33,8 +33,6 @@ from ptq4vit_onnx.runtime import process
 from ptq4vit_onnx.threads.fixed_order import fixed_order
 
 Array = np.ndarray[Any, Any]
-AnyRecorder = TypeVar("AnyRecorder", bound=Recorder)
-Item = TypeVar("Item")
 LOGITS = KINDS["logits"]
 LARGE_PIXELS = 512 * 512  # of an image; a convolutional stage keeps gigabytes of four images of 1024 x 1024
 MOST_ELEMENTS = 20_000_000  # of a site's left side or output that are kept: 80 MB; all of a DeiT-B's
@@ -56,27 +54,28 @@ def record(
     images = torch.as_tensor(images)
     batch = _batch_of(images) if batch is None else batch
     film = _Film.of(model, images, batch)
-    yield from _play(film, Recorder(film.most_of(len(images)), seed, *film.sites), Recorder.take, seed, labels, kind)
+    yield from _play(film, Recorder(film.most_of(len(images)), seed, *film.sites), seed, labels, kind)
 
 
 def observe(
     model: nn.Module,
     images: Tensor | Array,
-    first: int,
-    inputs: Mapping[str, Inputs],
-    crossed: bool = False,
+    listeners: Mapping[str, Listener],
+    first: int = 0,
+    batch: int | None = None,
     seed: int = 0,
     labels: Labels = Options.labels,
     kind: OutputKind = LOGITS,
-) -> Iterator[Observation]:
-    """As `record` of the first images (of whole batches), together with the moments of the sites in `inputs` over all
-    images. It takes as much memory as `record` does, and the moments of one block."""
+) -> Iterator[Recording]:
+    """As `record` of the first images (of whole batches), while `listeners`, by site, hear of all images.
+
+    It takes as much memory as `record` does of so few images, and what enters the blocks.
+    """
     images = torch.as_tensor(images)
-    film = _Film.of(model, images, _batch_of(images))
-    recorder = MomentRecorder(
-        film.most_of(first), seed, *film.sites, inputs=inputs, first=math.ceil(first / film.batch), crossed=crossed
-    )
-    yield from _play(film, recorder, MomentRecorder.observe, seed, labels, kind)
+    film = _Film.of(model, images, batch or _batch_of(images))
+    heard = math.ceil(first / film.batch)
+    recorder = GradientRecorder(film.most_of(max(1, first)), seed, *film.sites, listeners, heard)
+    yield from _play(film, recorder, seed, labels, kind)
 
 
 def _batch_of(images: Tensor) -> int:
@@ -107,23 +106,20 @@ class _Film:
         return MOST_ELEMENTS // math.ceil(images / self.batch)
 
 
-def _play(
-    film: _Film, recorder: AnyRecorder, take: Callable[[AnyRecorder], Iterator[Item]], seed: int, labels: Labels,
-    kind: OutputKind,
-) -> Iterator[Item]:  # fmt: skip
-    """What `take` finds in the recorder after each block, the last block first."""
+def _play(film: _Film, recorder: Recorder, seed: int, labels: Labels, kind: OutputKind) -> Iterator[Recording]:
+    """What the recorder has after each block, the last block first."""
     model, blocks = film.model, film.blocks
     with _recording(model, recorder), cut_graph(blocks) as passages:
         _differentiate(model, film.images, seed, labels, film.batch, kind)
-    yield from take(recorder)
+    yield from recorder.take()
     for block in reversed(blocks):
         process.give_back_freed_memory()
         calls = passages.pop(block)
         with _recording(model, recorder):
             upstream = _run_again(block, calls)
-        yield from take(recorder)
+        yield from recorder.take()
         _backward_into(calls, upstream)
-        yield from take(recorder)
+        yield from recorder.take()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptq4vit_onnx.network.moments import Moments
+from ptq4vit_onnx.calibration.rounding.moments import Moments
 from ptq4vit_onnx.plan.quantizers import Compensated, Quantizer, Uniform, WeightCodes
 from ptq4vit_onnx.plan.saturation_safe_weights import pair_limit
 from ptq4vit_onnx.threads.side_by_side import on_one_thread, side_by_side
@@ -103,7 +103,7 @@ def _best_scales(weight: Tensor, scale: Tensor, groups: int, rounding: Rounding)
     factors = torch.tensor(SCALES).repeat_interleave(outputs)
     scales = scale.repeat(len(SCALES)) * factors
     columns = torch.arange(outputs).repeat(len(SCALES))
-    parts = torch.arange(len(columns)).split(COLUMNS)
+    parts = torch.split(torch.arange(len(columns)), COLUMNS)
     found = side_by_side(lambda part: _rounded(weight, columns[part], scales[part], rounding), parts)
     costs = torch.cat([item[1] for item in found]).reshape(len(SCALES), outputs)
     codes = torch.cat([item[0] for item in found], 1).reshape(len(weight), len(SCALES), outputs)
@@ -128,7 +128,7 @@ def _hessian(moments: Moments, used: Tensor) -> Tensor:
 
 def _lower(hessian: Tensor) -> Tensor:
     """L with L^T L = H: the Cholesky factor of H from its last row up."""
-    upper = torch.linalg.cholesky(hessian.flip(0, 1)).flip(0, 1)
+    upper: Tensor = torch.linalg.cholesky(hessian.flip(0, 1)).flip(0, 1)
     return upper.T.contiguous().float()
 
 
@@ -139,7 +139,8 @@ def _ridge(weight: Tensor, moments: Moments, hessian: Tensor, used: Tensor) -> T
     gram = moments.quantised.double() * kept
     gram.diagonal().add_(max(ridge, 1e-30))
     wanted = (moments.crossed.double() * kept) @ weight.double() + ridge * weight.double()
-    return torch.cholesky_solve(wanted, torch.linalg.cholesky(gram)).float()
+    solved: Tensor = torch.cholesky_solve(wanted, torch.linalg.cholesky(gram))
+    return solved.float()
 
 
 def _pairs_may_saturate(lhs: Quantizer, rhs: Uniform) -> bool:

@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 from ptq4vit_onnx.calibration.calibrate import corrected_plan
 from ptq4vit_onnx.calibration.channel_scales import with_channels
 from ptq4vit_onnx.calibration.objective import Product, objective_of
+from ptq4vit_onnx.calibration.rounding.moments import Moments, MomentSums
 from ptq4vit_onnx.calibration.rounding.nearest_plane import compensated, cost
-from ptq4vit_onnx.network.moments import Inputs, Moments, Observation
 from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.outlier_split import COLUMNS, ROWS, without_channels
@@ -25,30 +22,35 @@ from ptq4vit_onnx.plan.scale_plan import SitePlan
 from ptq4vit_onnx.threads.side_by_side import on_one_thread
 
 
-def inputs_of(plans: Mapping[str, SitePlan], options: Options) -> dict[str, Inputs]:
-    """Of every weight that is to be rounded with compensation: its inputs as its product multiplies them."""
+def listeners_of(plans: Mapping[str, SitePlan], options: Options) -> dict[str, MomentSums]:
+    """For every weight that is to be rounded with compensation. Errors of eight-bit inputs are too small to matter."""
+    crossed = options.activation_bits < MAX_BITS
     return {
-        name: _inputs(plan)
+        name: MomentSums(plan, crossed)
         for name, plan in plans.items()
         if plan.kind != "matmul" and options.compensates(plan.rhs.bits)
     }
 
 
 def compensate(
-    observations: Iterable[Observation],
+    observed: Iterable[Recording],
+    sums: Mapping[str, MomentSums],
     plans: Mapping[str, SitePlan],
     options: Options,
     on_site: Callable[[Recording, SitePlan], None] = lambda recording, plan: None,
 ) -> dict[str, SitePlan]:
-    """The plans with compensated weights wherever an observation has moments and they lose less by it."""
+    """The plans with compensated weights, wherever a site has moments and loses less by it.
+
+    observed: the recordings of `observe` with `sums` as its listeners.
+    """
     found = dict(plans)
     with on_one_thread():
-        for seen in observations:
-            name = seen.recording.site.name
-            if seen.moments is not None:
-                found[name] = compensated_plan(seen.recording, seen.moments, plans[name], options)
-            on_site(seen.recording, found[name])
-            del seen
+        for recording in observed:
+            name = recording.site.name
+            if name in sums:
+                found[name] = compensated_plan(recording, sums[name].take(), plans[name], options)
+            on_site(recording, found[name])
+            del recording
     return found
 
 
@@ -85,19 +87,3 @@ def _loss(main: Recording, plan: SitePlan, options: Options) -> float:
     objective = objective_of(main, options.metric)
     loss = float(Product(objective, weight=True).loss(plan.lhs.in_steps, plan.rhs))
     return loss / objective.size if options.sums_squares else loss
-
-
-def _inputs(plan: SitePlan) -> Inputs:
-    """What turns rows [n, inputs] of the float model into (quantised rows, float rows) of `product_of`."""
-    channels, lhs = plan.channels, plan.lhs
-
-    @torch.no_grad()
-    def both(rows: Tensor) -> tuple[Tensor, Tensor]:
-        if channels is not None:
-            rows = (rows - rows.new_tensor(channels.shift)).div_(rows.new_tensor(channels.scale))
-        steps = lhs.row_steps(rows.shape[1])
-        if steps is not None:
-            rows = rows / rows.new_tensor(steps)
-        return lhs.in_steps.fake_quantize(rows), rows
-
-    return both

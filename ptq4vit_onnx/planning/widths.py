@@ -1,0 +1,1 @@
+"""Every width of every site."""
