@@ -162,11 +162,13 @@ def _measured_on(found: Evaluations | ParityResult) -> str:
 def _result_files(parsed: argparse.Namespace) -> list[ResultFile]:
     """The files for results; refuses, before any work, one that is an input or cannot be written."""
     from ptq4vit_onnx.files.outputs import require_writable
+    from ptq4vit_onnx.plan.code_file import codes_path
 
     results = named_results(json=parsed.json, junit=parsed.junit)
+    plan = parsed.plan or parsed.model.with_name("plan.json")
     require_apart(results, {
-        "MODEL": parsed.model, "--reference": parsed.reference, "--data": parsed.data,
-        "the plan": parsed.plan or parsed.model.with_name("plan.json"),
+        "MODEL": parsed.model, "--reference": parsed.reference, "--data": parsed.data, "the plan": plan,
+        "the plan's codes": codes_path(plan),
     })  # fmt: skip
     if sum(result.is_printed for result in results) > 1:
         raise UserError("--json and --junit both go to standard output; give a file for one of them")

@@ -39,7 +39,7 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
     export: argparse.ArgumentParser = commands.add_parser(
         "export", help="quantise a model to integer ONNX",
         description="Export, calibrate, quantise and prove a model; writes model.onnx, float.onnx, "
-                    "plan.json, report.json, report.html.",
+                    "plan.json, report.json, report.html, and plan.safetensors where the plan stores codes of weights.",
     )  # fmt: skip
     export.add_argument(
         "--model", default=DEFAULT, help=f"a name of `ptq4vit-onnx models`, a timm name, transformers:NAME, "

@@ -105,9 +105,12 @@ def _parse(data: bytes) -> tuple[dict[str, Any], Mapping[str, Any]]:
     said = (header.get("__metadata__") or {}).get(SHAPES)
     if said is None:
         raise ValueError(f"expected the metadata {SHAPES}, got none")
-    shapes = parse_json(said)
+    try:
+        shapes = parse_json(said)
+    except ValueError:
+        shapes = None
     if not isinstance(shapes, dict):
-        raise ValueError(f"the metadata {SHAPES}: expected shapes by site, got {said!r:.60}")
+        raise ValueError(f"expected shapes by site in the metadata {SHAPES}, got {said!r:.60}")
     return tensors, shapes
 
 

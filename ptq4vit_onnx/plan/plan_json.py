@@ -246,8 +246,13 @@ def _parse(form: TypeAdapter[Value], text: str | bytes) -> Value:
 
 
 def _first_mistake(errors: list[ErrorDetails]) -> ValueError:
-    """The mistake to report: a wrong format explains all others, and an unknown field explains a missing one."""
-    error = min(errors, key=lambda item: (item["loc"] != ("format",), item["type"] != "extra_forbidden"))
+    """The mistake to report: a wrong format explains all others, a wrong type unknown fields, these missing ones."""
+
+    def rank(item: ErrorDetails) -> tuple[bool, bool, bool]:
+        is_of_type = item["loc"][-1:] == ("type",) and item["type"] == "literal_error"
+        return item["loc"] != ("format",), not is_of_type, item["type"] != "extra_forbidden"
+
+    error = min(errors, key=rank)
     where, problem = _path(error["loc"]), error["msg"].replace("Input should be", "expected")
     problem = problem.replace("String should match pattern", "expected text that matches")
     match error:

@@ -107,6 +107,7 @@ def test_nothing_is_deleted_that_no_export_wrote(tmp_path: Path) -> None:
     kept = [".out.partial-notes", ".out.partial-0123abcd/thesis.txt", ".out.old-0123abcd/deep/plan.json",
             ".out.partial-0123456789/plan.json", ".other.partial-0123abcd/plan.json", ".out.txt"]  # fmt: skip
     gone = [".out.partial-a_b4c9d2/plan.json", ".out.old-ffffffff/model.onnx", ".out.lock",
+            ".out.partial-b_b4c9d2/plan.safetensors",
             "..out.resume.jsonl.ptq4vit-partial"]  # fmt: skip
     (tmp_path / ".out.partial-abcdefgh").symlink_to(tmp_path)
     for name in ["out/model.onnx", *kept, *gone]:

@@ -21,10 +21,12 @@ from hypothesis import strategies as st
 from tests.conftest import FloatExport
 from tests.fuzz.oracle import judged
 from tests.fuzz.targets.checkpoints import Checkpoints
+from tests.fuzz.targets.codes import Codes
 from tests.fuzz.targets.images import Arrays, Images, Labels
 from tests.fuzz.targets.onnx_files import OnnxFiles
 from tests.fuzz.targets.plans import Journals, Plans
 from tests.fuzz.targets.target import Target
+from tests.stored_codes import plan_with_codes
 
 Fuzz = Callable[[Target], Counter[str]]
 
@@ -65,6 +67,12 @@ def test_plans(fuzz: Fuzz, float_export: Callable[..., FloatExport], exported: P
     images = embedded_digits(made.model.preprocessing, "test", 2)
     target = Plans(made.model, made.sites, exported / "float.onnx", exported / "plan.json", images)
     found = fuzz(target)
+    assert found["taken"] and found["refused"]
+
+
+def test_codes(fuzz: Fuzz, float_export: Callable[..., FloatExport], exported: Path) -> None:
+    made = float_export("vit_digits")
+    found = fuzz(Codes(made.model, made.sites, made.proto, plan_with_codes(exported)))
     assert found["taken"] and found["refused"]
 
 

@@ -44,6 +44,8 @@ def test_a_swin_has_also_its_reductions(load_model: Callable[[str], Any]) -> Non
     assert len(sites) == 6 * 4 + 3
     assert Counter(site.kind for site in sites.values()) == {"linear": 18, "matmul": 8, "conv": 1}
     assert sites["layers.1.downsample.reduction"].kind == "linear"
+    weight = load_model("swin_digits").module.get_submodule("layers.1.downsample.reduction").weight
+    assert sites["layers.1.downsample.reduction"].weight_shape == tuple(weight.shape[::-1])
     assert sites["layers.0.blocks.1.attn.pv"].heads == 2
     assert sites["layers.1.blocks.0.attn.pv"].heads == 4
 
@@ -54,6 +56,7 @@ def test_sites_know_what_feeds_them_and_how_they_are_grouped(load_model: Callabl
             last = site.name.rpartition(".")[2]
             assert site.lhs_source == {"pv": "softmax", "fc2": "gelu"}.get(last, "other")
             assert site.weight_groups == (3 if last == "qkv" else 1)
+            assert (site.weight_shape is None) == (site.kind == "matmul")
             assert site.scope == (site.name.rpartition(".")[0] if last in ("qk", "pv") else site.name)
 
 

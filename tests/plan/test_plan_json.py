@@ -26,7 +26,17 @@ from ptq4vit_onnx.plan.plan_json import (
     read_plan,
     write_plan,
 )
-from ptq4vit_onnx.plan.quantizers import QUANTIZERS, Affine, Diffused, TwinGelu, TwinSoftmax, Uniform, as_float32
+from ptq4vit_onnx.plan.quantizers import (
+    QUANTIZERS,
+    Affine,
+    Compensated,
+    Diffused,
+    TwinGelu,
+    TwinSoftmax,
+    Uniform,
+    WeightCodes,
+    as_float32,
+)
 from ptq4vit_onnx.plan.scale_plan import Outliers, ScalePlan, SitePlan
 
 scales = st.floats(min_value=2.0**-100, max_value=2.0**100, width=32)
@@ -34,6 +44,8 @@ bits = st.integers(2, 8)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 groups = st.lists(scales, min_size=1, max_size=5).map(tuple)
 diffused = st.builds(Diffused, bits, groups)
+digests = st.text("0123456789abcdef", min_size=64, max_size=64).map(WeightCodes)
+compensated = st.builds(Compensated, bits, groups, stored=digests)
 uniforms, per_head = (st.builds(Uniform, bits, groups, st.just(axis)) for axis in (-1, -3))
 
 
@@ -61,13 +73,13 @@ near_one = st.floats(min_value=2.0**-40, max_value=2.0**40, width=32)
 pairs = st.lists(st.tuples(near_one, st.floats(-1e18, 1e18)), min_size=1, max_size=3)
 channels = st.builds(lambda norm, found: Channels(norm, *map(tuple, zip(*found, strict=True))), st.text(), pairs)
 weighted = st.builds(
-    SitePlan, st.just("linear"), sources, uniforms | affines() | twins, uniforms,
+    SitePlan, st.just("linear"), sources, uniforms | affines() | twins, uniforms | compensated,
     st.none() | outliers, corrections, losses,
 ) | st.builds(
     SitePlan, st.just("conv"), sources, uniforms | affines() | twins, uniforms, st.none(), corrections, losses,
 ) | st.builds(
     SitePlan, st.just("linear"), sources, uniforms | affines(), uniforms, channels=st.none() | channels
-) | st.builds(SitePlan, st.just("conv"), sources, uniforms | affines(), diffused)  # fmt: skip
+) | st.builds(SitePlan, st.just("conv"), sources, uniforms | affines(), diffused | compensated)  # fmt: skip
 products = st.builds(SitePlan, st.just("matmul"), sources, per_head | twins, per_head, st.none(), st.none(), losses)
 sites = weighted | products
 plans = st.builds(
@@ -132,7 +144,8 @@ def change(*path: Any, to: Any = ...) -> Callable[[Any], None]:
     return apply
 
 
-FC2, PV = ("sites", "blocks.0.mlp.fc2"), ("sites", "blocks.0.attn.pv")
+FC2, PV, HEAD = ("sites", "blocks.0.mlp.fc2"), ("sites", "blocks.0.attn.pv"), ("sites", "head")
+COMPENSATED = plain(Compensated(8, (0.5,), stored=WeightCodes("0" * 64)))
 MISTAKES = [
     (change("format", to=1), "format: expected 5, got 1"),
     (change("format"), "format: missing; it was made by another version"),
@@ -190,6 +203,15 @@ MISTAKES = [
     (change(*PV, "channels", to={"norm": "n", "scale": [1], "shift": [0]}), "pv.channels: expected null: a matmul"),
     (change(*FC2, "rhs", "type", to="diffused"), "fc2.rhs.type: expected uniform: a linear has no pixels side by side"),
     (change(*PV, "rhs", "type", to="diffused"), "pv.rhs.type: expected uniform: a matmul has no pixels side by side"),
+    (change(*FC2, "lhs", to=COMPENSATED), "fc2.lhs.type: expected one of 'uniform', 'affine', 'twin_softmax'"),
+    (change(*FC2, "outliers", "rhs", to=COMPENSATED), "fc2.outliers.rhs.type: expected 'uniform', got 'compensated'"),
+    (change(*PV, "rhs", to=COMPENSATED), "pv.rhs.type: expected uniform: a matmul has no weight"),
+    (change(*HEAD, "rhs", "stored"), "sites.head.rhs.stored: missing"),
+    (change(*HEAD, "rhs", "stored", to=None), "sites.head.rhs.stored: expected a valid string, got None"),
+    (change(*HEAD, "rhs", "stored", to="0" * 63), "head.rhs.stored: expected text that matches '^[0-9a-f]{64}$', got"),
+    (change(*HEAD, "rhs", "stored", to="A" * 64), "head.rhs.stored: expected text that matches '^[0-9a-f]{64}$', got"),
+    (change(*HEAD, "rhs", "stored", to="0" * 64 + "\n"), "head.rhs.stored: expected text that matches"),
+    (change(*HEAD, "rhs", "values", to=[]), "sites.head.rhs.values: unknown field"),
     (change(*PV, "bias_correction", to=[0.5]), "pv.bias_correction: expected null: a matmul has no bias"),
     (change(*PV, "lhs", to="twin_softmax"), "sites.blocks.0.attn.pv.lhs: expected an object, got 'twin_softmax'"),
 ]  # fmt: skip
@@ -344,3 +366,38 @@ def test_the_fingerprint_is_of_what_a_plan_says_and_not_of_how_it_is_written() -
     turned = json.dumps(dict(reversed(json.loads(plan_text(plan)).items())))
     assert fingerprint(parse_plan(turned)) == fingerprint(plan)
     assert fingerprint(replace(plan, options={"seed": 2, "bits": 8})) != fingerprint(plan)
+
+
+def with_head(plan: ScalePlan, rhs: Uniform) -> ScalePlan:
+    return replace(plan, sites={**plan.sites, "head": replace(plan.sites["head"], rhs=rhs)})
+
+
+def test_the_fingerprint_covers_the_codes_by_their_digest(plan: ScalePlan) -> None:
+    other = Compensated(4, (0.5, 0.25), stored=WeightCodes("0" * 64))
+    assert fingerprint(parse_plan(plan_text(plan))) == fingerprint(plan), "whether or not their values were read"
+    assert fingerprint(with_head(plan, other)) != fingerprint(plan)
+
+
+def test_a_site_alone_may_have_no_stored_codes_since_no_file_lies_beside_it(plan: ScalePlan) -> None:
+    with pytest.raises(PlanFieldError, match=r"head.rhs.type: expected a quantizer without stored codes, got compens"):
+        parse_site(plain(plan.sites["head"]))
+    assert parse_site(plain(plan.sites["patch_embed.proj"])) == plan.sites["patch_embed.proj"]
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "diffused", "compensated"])
+def test_a_rounding_that_a_site_contradicts_is_refused(rounding: str, plan: ScalePlan) -> None:
+    text = plan_text(replace(plan, options={"rounding": rounding}, sites={"head": plan.sites["head"]}))
+    if rounding == "compensated":
+        assert parse_plan(text).options == {"rounding": rounding}
+        return
+    with pytest.raises(PlanFieldError) as caught:
+        parse_plan(text)
+    said = f"options.rounding: '{rounding}' contradicts head, which has errors compensated; leave rounding out"
+    assert str(caught.value).startswith(said)
+
+
+def test_weights_of_different_widths_are_a_plan_that_names_no_width(plan: ScalePlan) -> None:
+    widths = {site.rhs.bits for site in plan.sites.values() if site.kind != "matmul"}
+    assert widths == {4, 8} and parse_plan(plan_text(plan)) == plan
+    with pytest.raises(PlanFieldError, match=r"options.weight_bits: 8 contradicts patch_embed.proj, which has 4 bits"):
+        parse_plan(plan_text(replace(plan, options={"weight_bits": 8})))

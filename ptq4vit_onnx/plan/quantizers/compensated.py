@@ -19,7 +19,8 @@ class Compensated(Uniform):
     """The codes of a weight [inputs, outputs], each of which takes up what rounding the others has changed (GPTQ).
 
     They depend on the inputs that the weight was calibrated with, not on the weight alone, so `codes` answers with the
-    stored ones, which are pair-safe already.
+    stored ones. Those ship as they are: `code_file` takes only what is pair-safe already, and zero where inputs are
+    outliers.
     """
 
     kind: ClassVar[str] = "compensated"
