@@ -4,40 +4,37 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ptq4vit_onnx import __version__
-from ptq4vit_onnx.calibration.journal import Journal
 from ptq4vit_onnx.files.leftovers import journal_of, real_place
 from ptq4vit_onnx.files.outputs import claimed, require_free, require_outside, whole_folder
-from ptq4vit_onnx.files.provenance import versions
+from ptq4vit_onnx.files.scratch import scratch_folder
 from ptq4vit_onnx.graph.model_proto import load as read_proto
 from ptq4vit_onnx.graph.model_proto import save_model
-from ptq4vit_onnx.images.builtin import BUILT_IN, IMAGES_FROM
 from ptq4vit_onnx.images.choice import ChosenImages, choose_images, require_images
 from ptq4vit_onnx.images.inspection import inspect_images, require_usable
-from ptq4vit_onnx.images.loading import ImageSet
 from ptq4vit_onnx.model_loading.batch_norms import with_batch_norms_folded
 from ptq4vit_onnx.model_loading.load import LoadedModel, channels_of, load_for, spec_for
 from ptq4vit_onnx.model_loading.trial import outside_modes
 from ptq4vit_onnx.models.specs import ModelSpec
 from ptq4vit_onnx.network.plan_fit import load_plan, request_of, require_channels_fold, require_plan_fits
-from ptq4vit_onnx.plan.evidence import SiteEvidence
-from ptq4vit_onnx.plan.options import Options
-from ptq4vit_onnx.plan.plan_json import plain, write_plan
-from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
+from ptq4vit_onnx.plan.plan_json import write_plan
+from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.progress import Progress, silent
 from ptq4vit_onnx.proof.float_parity import float_parity
 from ptq4vit_onnx.report.data import FileSizes, Inputs, Report
 from ptq4vit_onnx.report.page import render
-from ptq4vit_onnx.request import IMG_SIZE, NUM_CLASSES, OUTPUT_KIND, ExportRequest, size_text
+from ptq4vit_onnx.request import ExportRequest
 from ptq4vit_onnx.runtime import process
+
+if TYPE_CHECKING:
+    from ptq4vit_onnx.planning.make_plan import Made
 
 Array = np.ndarray[Any, Any]
 _ONE_AT_A_TIME = threading.RLock()  # torch's exporter, the environment and logging belong to the whole process
@@ -71,15 +68,15 @@ def _export(request: ExportRequest, progress: Progress) -> Report:
 def _export_claimed(
     spec: ModelSpec, request: ExportRequest, known_plan: ScalePlan | None, progress: Progress
 ) -> Report:
+    from ptq4vit_onnx.planning.make_plan import more_images
+
     clock, options = _Clock(), request.options
     require_images(spec, request.data, options.images, channels_of(spec) if request.data is None else None)
-    from ptq4vit_onnx.planning.sites import rounding_images
-
     with clock("load"):
         model = load_for(request, spec)
-        rounding = rounding_images(model, options) if known_plan is None else 0
+        rounding, choosing = (0, 0) if known_plan else more_images(request, model)
         images = choose_images(
-            spec, request.data, model.preprocessing, options.images, options.seed, progress, rounding
+            spec, request.data, model.preprocessing, options.images, options.seed, progress, rounding, choosing
         )
         images = images.for_plan(known_plan.images) if known_plan else images
         findings = inspect_images(images.calibration.images, model.preprocessing)
@@ -96,6 +93,7 @@ def _run(
 ) -> Report:  # fmt: skip
     from ptq4vit_onnx.float_export.exporter import export_float
     from ptq4vit_onnx.network.discovery import discover_products, require_all_integer
+    from ptq4vit_onnx.planning.make_plan import Made
 
     calibration, loaded = images.calibration, model
     model = with_batch_norms_folded(model, calibration.images[:1])
@@ -112,8 +110,8 @@ def _run(
         parity = float_parity(loaded, float_path, calibration.images)
     with clock("calibrate"):
         names = [site.name for site in sites]
-        plan, evidence = (known_plan, {}) if known_plan else make_plan(request, model, images, names, progress)
-        plan = replace(plan, floats=floats)
+        made = Made(known_plan) if known_plan else _make(request, model, images, names, float_path, progress)
+        plan = replace(made.plan, floats=floats)
         write_plan(plan, staging / "plan.json")
     from ptq4vit_onnx.proof.prove import prove, quantize_model
     from ptq4vit_onnx.runtime.bench import bench
@@ -127,8 +125,9 @@ def _run(
     with clock("time"):
         latency = bench({"float": float_path, "model": path}, batches=(request.batch or 1,), runs=LATENCY_RUNS)
     report = Report(
-        request.folder, Inputs.of(model, request.options, calibration, plan), plan, evidence, float_parity=parity,
+        request.folder, Inputs.of(model, request.options, calibration, plan), plan, made.evidence, float_parity=parity,
         proof=proof, passes=passes, latency=latency, sizes=FileSizes.of(float_path, path), seconds=clock.seconds,
+        allocation=made.allocation,
     )  # fmt: skip
     report.save(staging)
     # names of images need not be UTF-8
@@ -136,71 +135,20 @@ def _run(
     return report
 
 
-def make_plan(
-    request: ExportRequest, model: LoadedModel, chosen: ChosenImages, order: list[str], progress: Progress
-) -> tuple[ScalePlan, dict[str, SiteEvidence]]:
-    """Record all sites, search their scales, round weights, and collect the evidence that the report shows.
+def _make(
+    request: ExportRequest, model: LoadedModel, images: ChosenImages, names: list[str], float_path: Path,
+    progress: Progress,
+) -> Made:  # fmt: skip
+    from ptq4vit_onnx.planning.make_plan import make_plan, make_plan_within
 
-    Sites that the journal of an interrupted run with the same inputs holds are not searched again.
-    """
-    from ptq4vit_onnx.calibration.measure_evidence import collect
-    from ptq4vit_onnx.network.recording import Recording
-    from ptq4vit_onnx.planning.sites import plan_sites
-
-    options, images = request.options, chosen.calibration
-    journal = Journal(
-        _journal_path(request),
-        {
-            "weights": model.fingerprint,
-            "images": images.fingerprint,
-            "options": options.to_data(),
-            "pixels": plain(model.pixel_grid),
-            OUTPUT_KIND: model.kind.name,
-            "v": __version__,
-        },
-    )
-    known = journal.read()
-    journal.start(known)
-    evidence: dict[str, SiteEvidence] = {}
-
-    def keep(recording: Recording, plan: SitePlan) -> None:
-        if recording.site.name not in known:
-            journal.add(recording.site.name, plan)
-
-    def show(recording: Recording, plan: SitePlan) -> None:
-        evidence[recording.site.name] = collect(recording, plan, options)
-
-    found = plan_sites(
-        model, images.images, options, rounded_on=chosen.rounded_on.images, known=known, on_search=keep, on_site=show,
-        count=len(order), progress=progress,
-    )  # fmt: skip
-    settings = {**options.to_data(), "weights_from": model.origin, IMAGES_FROM: _images_from(images)}
-    settings[OUTPUT_KIND] = model.kind.name
-    if request.img_size is not None:
-        settings[IMG_SIZE] = size_text(request.img_size)
-    if request.num_classes is not None:
-        settings[NUM_CLASSES] = request.num_classes
-    sites = {name: found[name] for name in order}
-    settings["pixels_as"] = pixels_as(options, model, sites)
-    return ScalePlan(model.name, model.fingerprint, images.fingerprint, settings, versions(), sites), evidence
-
-
-def pixels_as(options: Options, model: LoadedModel, sites: Mapping[str, SitePlan]) -> str:
-    """Whether the image's bytes are what the first product reads; if they might have been, why they are not."""
-    readers = [name for name, site in sites.items() if site.lhs.colours]
-    if readers or options.pixels == "searched":
-        return f"bytes, read by {', '.join(readers)}" if readers else "rounded as any other input"
-    if model.pixel_grid is None:
-        return "rounded as any other input: its preprocessing is not that of 8-bit images by mean and std"
-    return "rounded as any other input: no patch embedding reads values on the grid of 8-bit images"
+    if request.budget is None:
+        return make_plan(request, model, images, names, progress)
+    with scratch_folder() as folder:
+        return make_plan_within(request.budget, request, model, images, names, float_path, folder, progress)
 
 
 def _journal_path(request: ExportRequest) -> Path:
     return journal_of(real_place(request.folder))
-
-
-def _images_from(images: ImageSet) -> str:
-    return BUILT_IN if images.built_in else f"{len(images)} images"
 
 
 class _Clock:

@@ -12,6 +12,7 @@ from ptq4vit_onnx.images.preprocessing import Preprocessing
 from ptq4vit_onnx.limits import MAX_BATCH, MAX_CLASSES, MAX_SIDE, require_whole
 from ptq4vit_onnx.models.specs import DEFAULT
 from ptq4vit_onnx.output_kinds.kinds import kind_named
+from ptq4vit_onnx.plan.budget import Budget
 from ptq4vit_onnx.plan.file_layout import InputType, Target
 from ptq4vit_onnx.plan.options import Options, Preset
 
@@ -40,7 +41,7 @@ class ExportRequest:
     img_size None: the model's own. force_data: calibrate also on images that are all equal or of one colour. input: of
     model.onnx; float.onnx stays as torch exports it. num_classes None: the model's own head, 0: none. given: the model
     itself, `model` is its name then. allow_float: products that cannot be integer stay float. target: the engine that
-    model.onnx is to be fastest in.
+    model.onnx is to be fastest in. budget: decides the bits of each weight, in the place of the options' width.
     """
 
     model: str = DEFAULT
@@ -60,6 +61,7 @@ class ExportRequest:
     given: GivenModule | None = None
     allow_float: bool = False
     target: Target = "onnxruntime"
+    budget: Budget | None = None
 
     def __post_init__(self) -> None:
         if self.output_kind != "auto":
@@ -90,7 +92,11 @@ class ExportRequest:
         size = "" if self.img_size is None else f"_{size_text(self.img_size)}px"
         head = {None: "", 0: "_no_head"}.get(self.num_classes, f"_{self.num_classes}_classes")
         mark = "_random" if self.random_weights else ""
-        return self.output or Path(f"{safe}{size}{head}{mark}_{self.options.label}")
+        return self.output or Path(f"{safe}{size}{head}{mark}_{self._label}")
+
+    @property
+    def _label(self) -> str:
+        return self.options.label if self.budget is None else f"{self.budget.label}_a{self.options.activation_bits}"
 
 
 def resolve_request(
@@ -115,19 +121,43 @@ def resolve_request(
     allow_float: bool = False,
     target: Target = "onnxruntime",
     method: Preset | None = None,
+    max_size: int | str | None = None,
+    max_kl: float | None = None,
+    max_drop: float | None = None,
+    average_weight_bits: float | None = None,
     **options: Any,
 ) -> ExportRequest:
     """The request of `ptq4vit_onnx.export` and of `ptq4vit-onnx export`; None stands for what was not given."""
     widths = {"bits": bits, "weight_bits": weight_bits, "activation_bits": activation_bits}
+    budgets = {"max_size": max_size, "max_kl": max_kl, "max_drop": max_drop, "average_weight_bits": average_weight_bits}
     if plan is not None:
-        _refuse_next_to_plan({**widths, "method": method, **options})
+        _refuse_next_to_plan({**widths, "method": method, **options, **budgets})
+    budget = Budget.given(max_size, max_kl, max_drop, average_weight_bits)
+    if budget is not None:
+        options = _next_to_budget(budget, widths, method, options)
+        widths = {"activation_bits": activation_bits}
     resolved = Options.resolve("ptq4vit" if method is None else method, **widths, **options)
     return ExportRequest(
         model, resolved, _path(output, "output"), _path(checkpoint, "checkpoint"), random_weights, _path(data, "data"),
         _path(plan, "plan"), batch, force,
         None if img_size is None else parse_size(img_size), force_data, input, output_kind, num_classes, given,
-        allow_float, target,
+        allow_float, target, budget,
     )  # fmt: skip
+
+
+def _next_to_budget(
+    budget: Budget, widths: dict[str, int | None], method: Preset | None, options: dict[str, Any]
+) -> dict[str, Any]:
+    """The options with a rounding that suits; refuses what a budget decides."""
+    name = f"--{budget.limited.replace('_', '-')}"
+    for width in (item for item in ("bits", "weight_bits") if widths[item] is not None):
+        raise UserError(
+            f"{name} decides the bits of weights, --{width.replace('_', '-')} has no effect next to it; leave one of "
+            "them out (--activation-bits goes with both)"
+        )
+    if method not in (None, "ptq4vit"):
+        raise UserError(f"{name} mixes widths, which {method!r} as published does not; leave one of them out")
+    return options
 
 
 def parse_size(size: AnySize) -> ImageSize:

@@ -10,8 +10,9 @@ estimate            all candidates of an activation ranked with a handful of pro
 clipping            what clipping the largest weights costs on all rows: a control variate for samples
 channel_scales      scales and centres of the channels behind a LayerNorm
 rounding            weights rounded together on more images, mean errors taken off biases
+widths              plans of one site at several widths of its weight
 measure_evidence    histograms, search curves and damage for the report
 journal             finished sites on disk, so that an interrupted run goes on
 """
 
-DOORS = ("calibrate", "rounding", "measure_evidence", "journal")  # what other rooms may import
+DOORS = ("calibrate", "rounding", "measure_evidence", "journal", "widths")  # what other rooms may import

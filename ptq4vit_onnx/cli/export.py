@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
-from ptq4vit_onnx.cli.arguments import batch_size, not_negative, positive
+from ptq4vit_onnx.cli.arguments import batch_size, not_negative, number, positive
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.models.specs import DEFAULT
 from ptq4vit_onnx.plan.file_layout import InputType, Target
@@ -32,7 +32,7 @@ _FIELDS = ("metric", "twin", "weights", "activations", "outliers", "channels", "
            "rounds", "candidates", "bias_correction", "images", "rounding_images", "seed")  # fmt: skip
 _REQUEST = ("model", "bits", "weight_bits", "activation_bits", "data", "output", "checkpoint", "random_weights",
             "plan", "batch", "force", "img_size", "force_data", "input", "output_kind", "num_classes",
-            "allow_float", "target")  # fmt: skip
+            "allow_float", "target", "max_size", "max_kl", "max_drop", "average_weight_bits")  # fmt: skip
 
 
 def add_export(commands: Any) -> argparse.ArgumentParser:
@@ -85,6 +85,7 @@ def _add_method(export: argparse.ArgumentParser) -> None:
     group.add_argument("--bits", type=_bits, metavar="K", help="bits of weights and activations, 2..8 (8)")
     group.add_argument("--weight-bits", type=_bits, metavar="K", help="bits of weights alone")
     group.add_argument("--activation-bits", type=_bits, metavar="K", help="bits of activations alone")
+    add_budget(group.add_mutually_exclusive_group())
     group.add_argument("--plan", type=Path, metavar="FILE", help="apply this plan.json instead of calibrating")
     group.add_argument("--method", choices=get_args(Method), help="ptq4vit, or the paper's Base PTQ (ptq4vit)")
     group.add_argument("--paper", action="store_true",
@@ -119,6 +120,15 @@ def _add_method(export: argparse.ArgumentParser) -> None:
     group.add_argument("--bias-correction", choices=get_args(BiasCorrection), nargs="?", const="always",
                        help="take mean errors off the outputs; auto: next to per-tensor weights; without a "
                             "value: always (auto; with --paper none)")  # fmt: skip
+
+
+def add_budget(group: Any) -> None:
+    """Instead of a width of weights."""
+    group.add_argument("--max-size", metavar="SIZE", help="the best file of at most so many bytes: 4MB, 3.5MiB")
+    group.add_argument("--max-kl", type=number, metavar="X", help="the smallest file with at most this KL from float")
+    group.add_argument("--max-drop", type=number, metavar="X",
+                       help="the smallest file that loses at most so many points of top-1; needs labels")  # fmt: skip
+    group.add_argument("--average-weight-bits", type=number, metavar="X", help="the best file of so many bits a weight")
 
 
 def request_from(parsed: argparse.Namespace) -> ExportRequest:

@@ -21,6 +21,7 @@ from ptq4vit_onnx.progress import Progress, silent
 
 MOST_HELD_OUT = 256  # of the user's images
 MOST_PIXELS = MOST_HELD_OUT * 512 * 512  # of all held out: 800 MB of colours, 64 images of 1024 x 1024 pixels
+MOST_CHOOSING = 4  # times as many images as are measured on; a drop of top-1 needs many
 LEAST_HELD_OUT = 8  # fewer of the user's tell less than crops of the built-in photos
 BUILT_IN_HELD_OUT = 64
 MOST_CROPS = 1024  # more of three photos say nothing new, and all are held in memory
@@ -50,13 +51,19 @@ class MeasuredOn:
 class ChosenImages:
     """calibration: what scales are fitted to. measured: what their cost is measured on. held_out: as in MeasuredOn.
 
-    rounding: what weights are rounded on: the images of `calibration`, and more that are not measured on.
+    rounding: what weights are rounded on: the images of `calibration`, and more that are not measured on. choosing:
+    what a budget's choice is made on, if there are so many: neither calibrated nor measured on.
     """
 
     calibration: ImageSet
     measured: ImageSet
     held_out: bool | None
     rounding: ImageSet | None = None
+    choosing: ImageSet | None = None
+
+    @property
+    def chosen_on(self) -> ImageSet:
+        return self.measured if self.choosing is None else self.choosing
 
     @property
     def rounded_on(self) -> ImageSet:
@@ -90,12 +97,13 @@ def require_images(spec: ModelSpec, data: Path | None, count: int, channels: int
 
 def choose_images(
     spec: ModelSpec, data: Path | None, preprocessing: Preprocessing, count: int, seed: int,
-    progress: Progress = silent, rounding: int = 0,
+    progress: Progress = silent, rounding: int = 0, choosing: int = 0,
 ) -> ChosenImages:  # fmt: skip
     """`count` images to calibrate on, and others to measure on wherever there are others.
 
     rounding: how many weights are rounded on; fewer where half of the images that calibration leaves are fewer, or
-    where an embedded model has no more.
+    where an embedded model has no more. choosing: how many a budget's choice is made on; where there are fewer, it is
+    made on those that are measured on.
 
     Those are, in this order: images of `data` that are not calibrated on, the test split of an embedded model, crops of
     built-in photos that are not calibrated on. A model of other channels with no more images than `count` is measured
@@ -104,16 +112,21 @@ def choose_images(
     if data is None and not spec.embedded:
         require_rgb(preprocessing.size[0], spec.name)
         photos = built_in_photos(preprocessing, "calibration", max(count, rounding), seed)
-        return ChosenImages(photos.part(slice(count)), _held_out_photos(preprocessing, seed), True, photos)
+        unseen = built_in_photos(preprocessing, "held out", BUILT_IN_HELD_OUT + choosing, seed)
+        measured, others = unseen.part(slice(BUILT_IN_HELD_OUT)), unseen.part(slice(BUILT_IN_HELD_OUT, None))
+        return ChosenImages(photos.part(slice(count)), measured, True, photos, others if choosing else None)
     if data is None:
         most = min(max(count, rounding), count_digits("calibration"))
         digits = embedded_digits(preprocessing, "calibration", max(count, most), seed)
         return ChosenImages(digits.part(slice(count)), embedded_digits(preprocessing, "test"), True, digits)
     more, most = max(0, rounding - count), most_held_out(preprocessing)
-    read = load_images(data, preprocessing, count + most + more, seed, count, progress=progress)
-    measured = max(len(read) - count - more, (len(read) - count + 1) // 2)
-    calibration, others = read.part(slice(count)), read.part(slice(count, count + measured))
-    chosen = ChosenImages(calibration, others, True, _joined(calibration, read.part(slice(count + measured, None))))
+    choosing = min(choosing, MOST_CHOOSING * most)
+    read = load_images(data, preprocessing, count + most + more + choosing, seed, count, progress=progress)
+    calibration, rest = read.part(slice(count)), read.part(slice(count, None))
+    to_measure, to_choose = _shares(len(rest), more, choosing)
+    others, unseen = rest.part(slice(to_measure)), rest.part(slice(to_measure, to_measure + to_choose))
+    rounding_set = _joined(calibration, rest.part(slice(to_measure + to_choose, None)))
+    chosen = ChosenImages(calibration, others, True, rounding_set, unseen if len(unseen) else None)
     if len(others) >= LEAST_HELD_OUT:
         return chosen
     if spec.embedded:
@@ -127,6 +140,15 @@ def most_held_out(preprocessing: Preprocessing) -> int:
     """How many of the user's images are measured on: all are in memory at once, so fewer of large ones."""
     _, height, width = preprocessing.size
     return max(LEAST_HELD_OUT, min(MOST_HELD_OUT, MOST_PIXELS // (height * width)))
+
+
+def _shares(left: int, rounding: int, choosing: int) -> tuple[int, int]:
+    """(how many of the images that calibration leaves are measured on, how many a choice is made on); others serve
+    rounding. Where there are too few, half are measured on, and half of the others are chosen on."""
+    measured = max(left - rounding - choosing, (left + 1) // 2)
+    others = left - measured
+    chosen = min(choosing, max(others - rounding, (others + 1) // 2))
+    return measured, chosen if chosen >= LEAST_HELD_OUT else 0
 
 
 def _joined(images: ImageSet, more: ImageSet) -> ImageSet:

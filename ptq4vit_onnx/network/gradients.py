@@ -30,9 +30,12 @@ class GradientRecorder(Recorder):
 
     def __call__(self, call: Call) -> Tensor:
         name = call.site.name
-        number = self.calls[name] = self.calls.get(name, 0) + 1
-        out = super().__call__(call) if number <= self.first else own_tensor(call.plain())
-        if out.requires_grad and name in self.listeners:
+        seen = self.calls.get(name, 0)
+        out = super().__call__(call) if seen < self.first else own_tensor(call.plain())
+        if not out.requires_grad:  # blocks compute without a graph first, and again with one
+            return out
+        self.calls[name] = seen + 1
+        if name in self.listeners:
             answer = self.listeners[name](rows_of(call.lhs, call, None))
             out.register_hook(lambda grad: answer(rows_of(call.unfinish(grad), call, None)))  # type: ignore[no-untyped-call]
         return out

@@ -12,6 +12,7 @@ import numpy as np
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.model_loading.load import LoadedModel
 from ptq4vit_onnx.models.specs import ModelSpec
+from ptq4vit_onnx.plan.budget import BUDGET, Budget
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.plan_json import read_plan
 from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
@@ -55,6 +56,7 @@ def request_of(plan: ScalePlan, request: ExportRequest) -> ExportRequest:
         img_size=size_of(plan, request.img_size),
         num_classes=_classes_of(plan, request.num_classes),
         output_kind=_kind_of(plan, request.output_kind),
+        budget=Budget.from_data(plan.options[BUDGET]) if BUDGET in plan.options else None,
     )
 
 

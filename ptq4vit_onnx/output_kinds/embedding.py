@@ -53,6 +53,10 @@ class EmbeddingAgainstFloat(AgainstFloat):
         }
 
     @property
+    def distance(self) -> float:
+        return 1 - self.cosine
+
+    @property
     def summary(self) -> str:
         near = "" if self.agreement is None else f", nearest neighbour kept for {self.agreement:.1f} %"
         return f"cosine {self.cosine:.4f}, worst {self.worst_cosine:.4f}{near}"
@@ -93,6 +97,7 @@ class Embedding(OutputKind):
     plural = "embeddings"
     shape = "embeddings [images, coordinates]"
     distance = "the cosine distance"
+    measured_by = "cosine distance"
     unit = "cosine distance"
     damage = "of expected cosine distance per image"
     columns = (

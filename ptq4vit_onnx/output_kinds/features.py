@@ -57,6 +57,10 @@ class FeaturesAgainstFloat(AgainstFloat):
         return {"kind": self.kind, "images": self.images, **self.figures}
 
     @property
+    def distance(self) -> float:
+        return self.together.relative_error
+
+    @property
     def summary(self) -> str:
         parts = f" ({self._parts})" if len(self.outputs) > 1 else ""
         return f"{self.together}{parts}"
@@ -91,6 +95,7 @@ class Features(OutputKind):
     plural = "features"
     shape = "features [images, tokens, channels] or [images, channels, height, width], one or several"
     distance = "half the relative squared error"
+    measured_by = "relative error"
     unit = "half relative squared error"
     damage = "of expected half relative squared error per image"
     columns = (

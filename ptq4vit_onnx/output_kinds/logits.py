@@ -43,6 +43,10 @@ class LogitsAgainstFloat(AgainstFloat):
         }
 
     @property
+    def distance(self) -> float:
+        return self.kl
+
+    @property
     def summary(self) -> str:
         return f"{self.agreement:.1f} % agreement, KL {self.kl:.2g}"
 
@@ -75,6 +79,7 @@ class Logits(OutputKind):
     plural = "logits"
     shape = "logits [images, classes]"
     distance = "the loss"
+    measured_by = "KL"
     unit = "nats"
     damage = "nats of expected damage per image"
     columns = (

@@ -94,6 +94,11 @@ class AgainstFloat(ABC):
 
     @property
     @abstractmethod
+    def distance(self) -> float:
+        """One number that files of the same model are compared by; see `OutputKind.measured_by`."""
+
+    @property
+    @abstractmethod
     def summary(self) -> str:
         """The distance from the float model, for one line of a table: "98.4 % agreement, KL 5.7e-05"."""
 
@@ -119,15 +124,17 @@ class AgainstFloat(ABC):
 
 class OutputKind(ABC):
     """name: as in --output-kind, plan.json and the files' metadata. plural: the outputs of several images, in words.
-    shape: what is expected of them. distance: what its curvature is the curvature of. unit: of that. damage: the unit
-    and what it is of, behind a number. columns: of the table that `eval` prints; the first `own` of them need no other
-    model to compare with. limits: that `parity` knows, each with its default, None for no limit; a name says min_ or
-    max_ and, behind it, what the check is called."""
+    shape: what is expected of them. distance: what its curvature is the curvature of. measured_by: what
+    `AgainstFloat.distance` is. unit: of the curvature's. damage: the unit and what it is of, behind a number.
+    columns: of the table that `eval` prints; the first `own` of them need no other model to compare with. limits: that
+    `parity` knows, each with its default, None for no limit; a name says min_ or max_ and, behind it, what the check is
+    called."""
 
     name: ClassVar[KindName]
     plural: ClassVar[str]
     shape: ClassVar[str]
     distance: ClassVar[str]
+    measured_by: ClassVar[str]
     unit: ClassVar[str]
     damage: ClassVar[str]
     columns: ClassVar[tuple[Column, ...]]

@@ -10,12 +10,14 @@ saturation_safe_weights  the int8 weights that ship: no pair of products saturat
 channel_fold             scales of single input channels, folded into the layers around them
 outlier_split            outlier channels in a product of their own
 exact_product            products of whole numbers, exact in floating point
+budget                   what a file may cost, and how that was spent
 file_layout              layout choices of a file that change float rounding
 evidence                 what calibration saw of a site, for the report
 """
 
 DOORS = (
     "code_file",
+    "budget",
     "channel_fold",
     "evidence",
     "exact_product",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ptq4vit_onnx.model_loading.load import LoadedModel, Origin
     from ptq4vit_onnx.output_kinds.output_kind import AgainstFloat
     from ptq4vit_onnx.passes import PassReport
+    from ptq4vit_onnx.plan.budget import Allocation
     from ptq4vit_onnx.plan.evidence import SiteEvidence
     from ptq4vit_onnx.plan.options import Options
     from ptq4vit_onnx.plan.scale_plan import ScalePlan
@@ -34,13 +35,28 @@ OWN_IMAGES = "give your own by --data if they are not photographs, or of other s
 
 @dataclass(frozen=True)
 class Bits:
-    """The widths that were asked for. It prints as W8A6."""
+    """The widths of the plan: of weights one, or the smallest and the largest. It prints as W8A6, or W3-8A8."""
 
-    weights: int
+    weights: int | tuple[int, int]
     activations: int
 
+    @classmethod
+    def of(cls, plan: ScalePlan, options: Options) -> Bits:
+        widths = set(weight_bits(plan).values()) or {options.weight_bits}
+        least, most = min(widths), max(widths)
+        return cls(least if least == most else (least, most), options.activation_bits)
+
+    @property
+    def weights_text(self) -> str:
+        return f"{self.weights[0]} to {self.weights[1]}" if isinstance(self.weights, tuple) else str(self.weights)
+
     def __str__(self) -> str:
-        return f"W{self.weights}A{self.activations}"
+        return f"W{self.weights_text.replace(' to ', '-')}A{self.activations}"
+
+
+def weight_bits(plan: ScalePlan) -> dict[str, int]:
+    """By site that has a weight."""
+    return {name: site.rhs.bits for name, site in plan.sites.items() if site.kind != "matmul"}
 
 
 @dataclass(frozen=True)
@@ -98,7 +114,7 @@ class Inputs:
 
     @classmethod
     def of(cls, model: LoadedModel, options: Options, images: ImageSet, plan: ScalePlan) -> Inputs:
-        bits = Bits(options.weight_bits, options.activation_bits)
+        bits = Bits.of(plan, options)
         output = Output(model.kind, model.outputs, model.taken_for)
         return cls(
             model.name, model.origin, bits, CalibrationImages.of(images, plan), model.resampled, output, model.remarks
@@ -129,6 +145,7 @@ class Report:
     empty where a plan was given, because calibration is skipped then. Only the HTML page shows it.
     float_parity: the float file against torch. proof: the quantised file against its plan, the simulator and the float
     file. latency: the float model first, then the quantised one. seconds: by stage of the export.
+    allocation: how a budget was spent, where one was given.
     """
 
     folder: Path
@@ -141,6 +158,7 @@ class Report:
     latency: BenchResult
     sizes: FileSizes
     seconds: Mapping[str, float]
+    allocation: Allocation | None = None
 
     @property
     def kernels(self) -> KernelAudit:
@@ -188,6 +206,8 @@ class Report:
             "passes": asdict(self.passes),
             **_choices_data(self.plan, self.inputs.output.kind),
             "channels": self.folded_channels,
+            "weight_bits": weight_bits(self.plan),
+            "budget": None if self.allocation is None else self.allocation.to_data(),
             "latency": self.latency.to_data(),
             "bytes": asdict(self.sizes),
             "seconds": {stage: round(value, 3) for stage, value in self.seconds.items()},

@@ -25,7 +25,8 @@ def _model(report: Report) -> list[Row]:
         ("model", inputs.model + (" with RANDOM WEIGHTS" if inputs.random_weights else "")),
         *(("WARNING", warning) for warning in warnings if warning),
         ("output", str(inputs.output)),
-        ("bits", f"weights {inputs.bits.weights}, activations {inputs.bits.activations}"),
+        ("bits", f"weights {inputs.bits.weights_text}, activations {inputs.bits.activations}"),
+        *((("budget", report.allocation.sentence),) if report.allocation is not None else ()),
         ("calibrated on", str(inputs.calibration_images)),
         ("sites found", str(len(report.plan.sites))),
     ]

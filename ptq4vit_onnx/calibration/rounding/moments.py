@@ -48,6 +48,11 @@ class MomentSums:
 
         return weigh
 
+    @property
+    def hears(self) -> bool:
+        """Whether there are sums that nobody has taken."""
+        return self.quantised is not None
+
     def take(self) -> Moments:
         """The sums; they are forgotten."""
         assert self.quantised is not None, "no gradient was heard"

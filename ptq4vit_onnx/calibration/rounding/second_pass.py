@@ -51,6 +51,7 @@ def compensate(
                 found[name] = compensated_plan(recording, sums[name].take(), plans[name], options)
             on_site(recording, found[name])
             del recording
+    assert not any(item.hears for item in sums.values()), "a site with moments was not recorded"
     return found
 
 
