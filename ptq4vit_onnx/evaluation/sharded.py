@@ -12,7 +12,7 @@ import numpy as np
 from ptq4vit_onnx.evaluation.predict import Predictions, predict_readable
 from ptq4vit_onnx.graph.model_file import OPENVINO_SUFFIX, ModelFile
 from ptq4vit_onnx.graph.model_proto import file_bytes
-from ptq4vit_onnx.images.shards import Measured, Part, over_shards
+from ptq4vit_onnx.images.shards import Measured, Part, over_shards, shards
 from ptq4vit_onnx.images.stream import ImageSource, unreadable_of
 from ptq4vit_onnx.output_kinds.output_kind import Kept
 from ptq4vit_onnx.progress import Progress, silent
@@ -35,7 +35,7 @@ def predict_in_shards(
         return in_order(tasks, asked, "running shards", progress)
 
     first = models[0]
-    found, unreadable = over_shards(source, first.model, first.preprocessing, tasks.slots, run)
+    found, unreadable = over_shards(shards(source, first.model, first.preprocessing), run)
     return _joined(models, [part for part in found if part is not None], unreadable)
 
 

@@ -20,5 +20,6 @@ DOORS = (
     "listing",
     "loading",
     "preprocessing",
-    "shards", "stream",
+    "shards",
+    "stream",
 )  # what other rooms may import

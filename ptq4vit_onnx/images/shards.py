@@ -8,7 +8,7 @@ again without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
 from ptq4vit_onnx.images.listing import list_folder
@@ -20,23 +20,22 @@ from ptq4vit_onnx.progress import silent
 Result = TypeVar("Result")
 Part = tuple[int, ...]  # images of a source by their number: see ImageSource.only
 Measured = tuple[Result, Mapping[int, str]]  # of a part, and those of its images that cannot be read, with the reason
-PER_WORKER = 4  # shards for each worker, so that all end at about the same time
+Shards = Generator[list[Part], Sequence[Measured[Result]], tuple[list[Result], int]]
+SHARDS = 64  # of a source that is large enough: so that many workers end at about the same time
 MOST_CHUNKS = 16  # of a shard: a worker that dies loses no more
 
 
-def over_shards(
-    source: ImageSource, model: str, preprocessing: Preprocessing, workers: int,
-    run: Callable[[list[Part]], Sequence[Measured[Result]]],
-) -> tuple[list[Result], int]:  # fmt: skip
-    """The results of all shards in order, and how many images could not be read. run: measures several parts."""
+def shards(source: ImageSource, model: str, preprocessing: Preprocessing) -> Shards[Result]:
+    """Asks for parts to be measured, is sent what was found of each, and returns the results of all shards in order,
+    and how many images could not be read."""
     order, wanted = _order(source, model, preprocessing)
     unreadable: dict[int, str] = {}
     known: dict[Part, Measured[Result]] = {}
     while True:
         readable = [number for number in order if number not in unreadable][:wanted]
-        parts = cut(readable, at_once(preprocessing), workers)
+        parts = cut(readable, at_once(preprocessing.size))
         missing = [part for part in parts if part not in known]
-        known.update(zip(missing, run(missing), strict=True))
+        known.update(zip(missing, (yield missing), strict=True))
         found = {number: reason for part in parts for number, reason in known[part][1].items()}
         unreadable |= found
         if not (found and source.skip_unreadable):
@@ -45,10 +44,22 @@ def over_shards(
     return [known[part][0] for part in parts], len(unreadable)
 
 
-def cut(order: Sequence[int], chunk: int, workers: int) -> list[Part]:
-    """Into parts of whole chunks, several for each worker."""
+def over_shards(
+    asking: Shards[Result], run: Callable[[list[Part]], Sequence[Measured[Result]]]
+) -> tuple[list[Result], int]:
+    """Its results, where all parts are measured before the next are asked for."""
+    parts = next(asking)
+    while True:
+        try:
+            parts = asking.send(run(parts))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def cut(order: Sequence[int], chunk: int) -> list[Part]:
+    """Into parts of whole chunks, the same for any number of workers."""
     chunks = -(-len(order) // chunk)
-    size = chunk * max(1, min(MOST_CHUNKS, chunks // (workers * PER_WORKER)))
+    size = chunk * max(1, min(MOST_CHUNKS, chunks // SHARDS))
     return [tuple(order[start : start + size]) for start in range(0, len(order), size)]
 
 

@@ -100,9 +100,9 @@ def open_images(source: ImageSource, model: str, preprocessing: Preprocessing, p
     return ImageStream(labels, _folder_chunks(source, data, listing, preprocessing, skipped, progress), skipped)
 
 
-def at_once(preprocessing: Preprocessing) -> int:
-    """How many images a chunk has."""
-    return max(1, min(AT_ONCE, MOST_AT_ONCE // math.prod(preprocessing.size)))
+def at_once(size: tuple[int, ...]) -> int:
+    """How many images of this size, [C, H, W], a chunk has."""
+    return max(1, min(AT_ONCE, MOST_AT_ONCE // math.prod(size)))
 
 
 def _held(source: ImageSource, held: ImageSet, progress: Progress) -> ImageStream:
@@ -140,7 +140,7 @@ def _folder_chunks(
         total += 1
         if skipped and not source.skip_unreadable:
             waiting.clear()
-        elif len(waiting) == at_once(preprocessing):
+        elif len(waiting) == at_once(preprocessing.size):
             yield _image_set(waiting, listing, folder)
             waiting.clear()
     if only is None:

@@ -14,8 +14,8 @@ import openvino
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.graph.model_file import read_metadata
 from ptq4vit_onnx.graph.model_proto import Array
-from ptq4vit_onnx.runtime.quiet import quiet_standard_error
 from ptq4vit_onnx.runtime.process import allowed_threads
+from ptq4vit_onnx.runtime.quiet import quiet_standard_error
 from ptq4vit_onnx.runtime.runner import BYTES, FLOATS, Layer
 
 TITLE = "OpenVINO"

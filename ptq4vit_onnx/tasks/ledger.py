@@ -12,7 +12,7 @@ def rows(history: Sequence[Finished]) -> list[tuple[str, ...]]:
     workers: dict[tuple[str, str], list[Finished]] = {}
     for done in history:
         workers.setdefault((done.machine, done.worker), []).append(done)
-    lines = [("machine", "process", "tasks", "seconds", "failed", "tried again")]
+    lines: list[tuple[str, ...]] = [("machine", "process", "tasks", "seconds", "failed", "tried again")]
     for (machine, worker), ended in sorted(workers.items()):
         failed = sum(done.failure is not None for done in ended)
         again = sum(done.attempts - 1 for done in ended)

@@ -54,6 +54,7 @@ class LocalTasks:
 
     def submit(self, task: Task) -> None:
         self._waiting.append(_Try(task))
+        self._hand_out()
 
     def finished(self) -> Iterator[Finished]:
         while self._waiting or self._busy:

@@ -43,7 +43,7 @@ def connected(address: str, jobs: int | None) -> Iterator[RayTasks]:
     except ImportError as error:
         raise UserError(f"--ray needs Ray, which is not installed: {EXTRA}") from error
     logging.getLogger("ray").setLevel(logging.CRITICAL)  # what becomes of a task is said by us, once
-    ours = {"num_cpus": jobs, "include_dashboard": False} if address == "local" else {}
+    ours: dict[str, Any] = {"num_cpus": jobs, "include_dashboard": False} if address == "local" else {}
     try:
         with _signals_kept():
             ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **ours)
@@ -89,6 +89,7 @@ class RayTasks:
         self.history: list[Finished] = []
         self._waiting: deque[_Try] = deque()
         self._running: dict[Any, _Try] = {}
+        self._refused: list[Finished] = []
         self._sent: dict[str, list[Any]] = {}  # path -> its parts in the object store
         self._remote = ray.remote(_run)
 
@@ -99,17 +100,18 @@ class RayTasks:
 
     def submit(self, task: Task) -> None:
         self._waiting.append(_Try(task))
+        self._hand_out()
 
     def finished(self) -> Iterator[Finished]:
-        while self._waiting or self._running:
-            refused = self._hand_out()
+        while self._waiting or self._running or self._refused:
+            self._hand_out()
             ended, _ = self._ray.wait(list(self._running), timeout=LOOK) if self._running else ([], [])
-            for done in [*refused, *(self._heard(ref) for ref in ended)]:
-                if done is not None:
-                    self.history.append(replace(done, result=None, task=replace(done.task, arguments=())))
-                    for warning in done.warnings:
-                        logger.warning("%s", warning)
-                    yield done
+            done = self._heard(ended[0]) if ended else self._refused.pop() if self._refused else None
+            if done is not None:
+                self.history.append(replace(done, result=None, task=replace(done.task, arguments=())))
+                for warning in done.warnings:
+                    logger.warning("%s", warning)
+                yield done
 
     def cancel(self) -> None:
         """Ask what is still running to stop, so that it clears away what it was writing; then make it."""
@@ -122,17 +124,17 @@ class RayTasks:
             _, left = self._ray.wait(left, num_returns=len(left), timeout=GRACE)
         self._running.clear()
 
-    def _hand_out(self) -> list[Finished]:
-        """Returns tasks that no machine of the cluster is large enough for."""
-        refused, most = [], self.slots if self._jobs is not None else AHEAD * self.slots
+    def _hand_out(self) -> None:
+        """As many as Ray is to know of; those that no machine of the cluster is large enough for are refused."""
+        most = self.slots if self._jobs is not None else AHEAD * self.slots
         while self._waiting and len(self._running) < most:
             chosen = self._waiting.popleft()
             cpus, memory = self._largest()
             if chosen.task.memory > memory:
-                refused.append(Finished(chosen.task, failure=_too_large(chosen.task, memory), machine="(none)"))
+                failure = _too_large(chosen.task, memory)
+                self._refused.append(Finished(chosen.task, failure=failure, machine="(none)"))
                 continue
             self._start(chosen, min(chosen.task.cpus, max(1, cpus)))
-        return refused
 
     def _start(self, chosen: _Try, cpus: int) -> None:
         call = Call.of(chosen.task, cpus)

@@ -42,11 +42,11 @@ class Failure:
 
     def error(self) -> Exception:
         """As the same call in this process would have raised it."""
-        kinds: dict[Kind, type[Exception]] = {"user": UserError, "parity": ParityError, "defect": TaskDefect}
+        kinds: dict[Kind, type[Exception]] = {"user": UserError, "parity": ParityError, "defect": DefectError}
         return kinds[self.kind](self.line)
 
 
-class TaskDefect(Exception):
+class DefectError(Exception):
     """An error in a worker that is nobody's mistake but ours."""
 
 

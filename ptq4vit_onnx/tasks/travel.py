@@ -62,7 +62,7 @@ def _content(path: str, _modified: int, _size: int) -> str:
 def parts_of(path: Path) -> Iterator[bytes]:
     """A file or folder as parts that `unpacked` takes."""
     buffer = _Parts()
-    with tarfile.open(fileobj=buffer, mode="w|", bufsize=1 << 20) as archive:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=buffer, mode="w|", bufsize=1 << 20) as archive:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file():
                 name = file.relative_to(path) if path.is_dir() else Path(path.name)
@@ -124,7 +124,7 @@ def unpacked(path: Path, content: str, parts: Iterable[bytes], is_folder: bool) 
 def _unpack(place: Path, parts: Iterable[bytes], is_folder: bool) -> None:
     """Under a name of its own first, so that what has the name is whole."""
     with tempfile.TemporaryDirectory(dir=place.parent.parent) as scratch:
-        with tarfile.open(fileobj=_Reader(parts), mode="r|") as archive:  # type: ignore[call-overload]
+        with tarfile.open(fileobj=_Reader(parts), mode="r|") as archive:
             archive.extractall(Path(scratch) / "all", filter="data")
         found = Path(scratch) / "all" if is_folder else Path(scratch) / "all" / place.name
         place.parent.mkdir(exist_ok=True)

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,22 +67,30 @@ def environment(threads: int) -> dict[str, str]:
 def run(call: Call, parts: Mapping[str, Parts] | None = None) -> Answer:
     """The task's answer, whatever becomes of it; only an interruption is raised. parts: of files that travel."""
     started = time.perf_counter()
-    known = {"machine": platform.node(), "worker": str(os.getpid())}
+    known = Answer(machine=platform.node(), worker=str(os.getpid()))
     if os.path.isdir(call.folder):  # noqa: PTH112
         os.chdir(call.folder)
     warnings: list[str] = []
     try:
-        _require_same_versions(call.versions, known["machine"])
+        _require_same_versions(call.versions, known.machine)
         places, missing = _places(call, parts or {})
-        if missing:
-            return Answer(missing=missing, **known)
-        process.limit_threads(call.threads)
-        with process.prepared(), placed(places), _warnings_kept(warnings):
-            result, failure = call.task.function(*call.task.arguments), None
-    except Exception as error:  # whoever asked decides what becomes of it
-        result, failure = None, _failure(error)
+    except (UserError, OSError) as error:
+        return replace(known, failure=_failure(error))
+    if missing:
+        return replace(known, missing=missing)
+    process.limit_threads(call.threads)
+    with process.prepared(), placed(places), _warnings_kept(warnings):
+        result, failure = attempted(call.task)
     seconds = time.perf_counter() - started
-    return Answer(result, failure, seconds=seconds, warnings=tuple(warnings), **known)
+    return replace(known, result=result, failure=failure, seconds=seconds, warnings=tuple(warnings))
+
+
+def attempted(task: Task) -> tuple[Any, Failure | None]:
+    """The result, or why there is none; only an interruption is raised."""
+    try:
+        return task.function(*task.arguments), None
+    except Exception as error:  # whoever asked for the task decides what becomes of it
+        return None, _failure(error)
 
 
 def _places(call: Call, parts: Mapping[str, Parts]) -> tuple[dict[str, Path], tuple[str, ...]]:
