@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -163,6 +164,7 @@ def _interruptions_held() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    resource_tracker.ensure_running()  # of multiprocessing: its start lets signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -173,11 +175,17 @@ def _interruptions_held() -> Iterator[None]:
 def serve(line: Connection) -> None:
     """A worker process: one call after the other, until there is no more caller."""
     threading.Thread(target=_end_with_caller, daemon=True).start()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupted_once)
     with suppress(KeyboardInterrupt, EOFError, OSError):
         while True:
             line.send(run(line.recv()))
     sys.exit(0)
+
+
+def _interrupted_once(_number: int, _frame: object) -> None:
+    """What a task writes is cleared away as when Ctrl-C stops this program; another signal must not stop that."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _end_with_caller() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ from ptq4vit_onnx.tasks.worker import Answer, Call, environment, run
 
 logger = logging.getLogger("ptq4vit_onnx")
 AHEAD = 2  # tasks that Ray knows of for each CPU: enough to keep all busy, and to let a cluster grow
+ANSWERS = 10.0  # seconds within which a cluster's machine has to answer
 LOOK = 1.0  # seconds between two looks at what else can be handed over
 # Read when ray is imported. A cluster that is started here reports to nobody; and Ray's messages on dead workers, which
 # it prints on standard output, are left out: what becomes of a task is said by us.
@@ -45,6 +47,7 @@ def connected(address: str, jobs: int | None) -> Iterator[RayTasks]:
     logging.getLogger("ray").setLevel(logging.CRITICAL)  # what becomes of a task is said by us, once
     ours: dict[str, Any] = {"num_cpus": jobs, "include_dashboard": False} if address == "local" else {}
     try:
+        _require_answer(address)
         with _signals_kept():
             ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **ours)
     except Exception as error:  # a class per reason, of which some are gRPC's
@@ -60,6 +63,13 @@ def connected(address: str, jobs: int | None) -> Iterator[RayTasks]:
             tasks.cancel()
         finally:
             ray.shutdown()
+
+
+def _require_answer(address: str) -> None:
+    """Ray itself waits minutes for a machine that does not answer."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWERS).close()
 
 
 @contextmanager

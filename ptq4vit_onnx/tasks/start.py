@@ -13,7 +13,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.limits import MAX_THREADS, require_whole
 from ptq4vit_onnx.tasks.task import Tasks
 
-_ADDRESS = re.compile(r"auto|local|ray://\S+|[\w.-]+:\d{1,5}")
+_ADDRESS = re.compile(r"auto|local|(ray://)?[^\s/:]+:\d{1,5}")
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ def parts_of(path: Path) -> Iterator[bytes]:
                 name = file.relative_to(path) if path.is_dir() else Path(path.name)
                 archive.add(os.path.realpath(file), arcname=str(name), recursive=False)
                 yield from buffer.whole()
+    yield from buffer.whole()
     yield buffer.rest()
 
 
