@@ -52,6 +52,8 @@ def with_module(tmp_path: Path) -> Callable[[str, str], list[str]]:
         ("graph.new", "from ptq4vit_onnx import evaluate", "upwards: graph.new imports api"),
         ("passes.new", "def f():\n    import torch", "passes.new imports torch: torch"),
         ("network.new", "import onnx", "network.new imports ONNX: onnx"),
+        ("tasks.new", "def f():\n    import ray", "tasks.new imports Ray; only tasks.on_ray does"),
+        ("cli.new", "from ray import init", "cli.new imports Ray; only tasks.on_ray does"),
         ("models.new", "def f():\n    from timm import create_model", "models.new imports torch: timm"),
         (
             "calibration.new",
