@@ -144,10 +144,11 @@ def cluster() -> Iterator[Cluster]:
         token.write_text(secrets.token_hex(32))
         own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
         environment, ray = {**ONE_THREAD, **own}, str(Path(sys.executable).with_name("ray"))
-        for options in (["--head", "--port", PORT, "--temp-dir", place], ["--address", f"127.0.0.1:{PORT}"]):
-            command = [ray, "start", *options, "--num-cpus", "1", "--include-dashboard=false"]
-            subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        head = ["--head", "--port", PORT, "--temp-dir", place, "--include-dashboard=false"]
         try:
+            for options in (head, ["--address", f"127.0.0.1:{PORT}"]):
+                command = [ray, "start", *options, "--num-cpus", "1"]
+                subprocess.run(command, env=environment, check=True, capture_output=True)
             yield Cluster(f"127.0.0.1:{PORT}", environment, str(token))
         finally:
             for number in _processes(str(token)):
