@@ -35,26 +35,30 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", default=["deit_t", "vit_t"], choices=sorted(real_data.WEIGHTS))
     parser.add_argument("--seed", nargs="+", type=int, default=[0], help="of calibration photos and signs")
     parser.add_argument("--weight-bits", nargs="+", type=int, default=[width for width, _ in WIDTHS])
+    parser.add_argument("--activation-bits", nargs="+", type=int, default=[width for _, width in WIDTHS])
+    parser.add_argument("--rounding", nargs="+", default=list(ROUNDINGS), choices=ROUNDINGS)
     parser.add_argument("--limit", type=int, help="photos per fold, for a try")
     parsed = parser.parse_args()
     process.keep_freed_memory()
-    wanted = [item for item in WIDTHS if item[0] in parsed.weight_bits]
+    widths = [item for item in WIDTHS if item[0] in parsed.weight_bits and item[1] in parsed.activation_bits]
+    wanted = list(itertools.product(parsed.seed, widths, parsed.rounding))
     rows = [] if parsed.limit else results.read("low_bits").get("rows", [])
     for model in parsed.model:
-        for row in measured(model, wanted, parsed.seed, parsed.limit, [_key(item) for item in rows]):
+        for row in measured(model, wanted, parsed.limit, [_key(item) for item in rows]):
             print(row, flush=True)
             rows.append(row)
             if not parsed.limit:
                 results.write("low_bits", rows, photos=2000, calibration_photos=32, engine="simulator")
 
 
-def measured(name: str, widths: Any, seeds: list[int], limit: int | None, known: list[Any]) -> Any:
+def measured(name: str, wanted: Any, limit: int | None, known: list[Any]) -> Any:
+    """wanted: (seed, (bits of weights, of activations), rounding) of each row."""
     model = real_data.load_model(name)
     sets = [real_data.validation_images(model, fold, limit) for fold in FOLDS]
     images = np.concatenate([item.images for item in sets])
     labels = np.concatenate([item.labels for item in sets if item.labels is not None])
     reference = simulate(model.module, None, images)
-    for seed, (weights, activations), rounding in itertools.product(seeds, widths, ROUNDINGS):
+    for seed, (weights, activations), rounding in wanted:
         options = Options(weight_bits=weights, activation_bits=activations, rounding=rounding, seed=seed)
         row: dict[str, Any] = {"model": name, "bits": f"W{weights}A{activations}", "rounding": rounding, "seed": seed}
         useless = rounding == "compensated" and not options.compensates(weights)
