@@ -9,6 +9,10 @@ twin_words   what `--twin auto` chose at each site, in words
 float_words  which products stay in float, in words
 site_charts  its charts of all sites and of each site
 charts       histograms and search curves as SVG
+size_chart   size against distance as SVG
+chart_labels names beside a chart's marks
+pareto_rows  files that `pareto` compared, as rows, CSV and table
+pareto_page  their page and picture
 """
 
-DOORS = ("data", "page", "terminal")  # what other rooms may import
+DOORS = ("data", "page", "pareto_page", "pareto_rows", "terminal")  # what other rooms may import

@@ -1,7 +1,7 @@
 """The two charts of a site as inline SVG: its values with the quantisation points, and the search curves.
 
 Colours are the page's (classes r1, r2, and one for each metric), so the charts follow its theme. Parts are built as
-plain strings of numbers and class names; text enters through `_text` and `_svg`, which escape it.
+plain strings of numbers and class names; text enters through `text_at` and `_svg`, which escape it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _range_label(panel: Panel, points: Points, colour: str, at_the_end: bool) ->
     place, anchor = (panel.right, "right") if at_the_end else (panel.left, "left")
     name = f"{points.name}: " if points.name else ""
     text = f"{name}step {figure(points.step)}"
-    return _text(place, 14, text, f"{colour} b {anchor}")
+    return text_at(place, 14, text, f"{colour} b {anchor}")
 
 
 def _panels(domains: Sequence[tuple[float, float]]) -> list[Panel]:
@@ -141,7 +141,7 @@ def _chosen(panel: Panel, curve: SearchCurve) -> str:
     text = values[0] if len(curve.chosen) == 1 else f"{values[0]} to {values[1]}, one per head"
     middle = panel.x(sum(curve.chosen) / len(curve.chosen))
     anchor = "right" if middle > WIDTH * 0.6 else "left" if middle < WIDTH * 0.3 else ""
-    return f'<path class="chosen" d="{lines}"/>' + _text(middle, 14, f"chosen: {text}", f"b {anchor}")
+    return f'<path class="chosen" d="{lines}"/>' + text_at(middle, 14, f"chosen: {text}", f"b {anchor}")
 
 
 def _line(panel: Panel, curve: SearchCurve, metric: str, top: float, used: bool) -> str:
@@ -185,7 +185,7 @@ def _ratio_axis(top: float) -> str:
 
 def _y_axis(marks: Sequence[tuple[float, str]], title: str) -> str:
     lines = "".join(f"M{LEFT:.0f} {_y(share):.0f}H{WIDTH - RIGHT:.0f}" for share, _ in marks)
-    labels = "".join(_text(LEFT - 6, _y(share) + 4, text) for share, text in marks)
+    labels = "".join(text_at(LEFT - 6, _y(share) + 4, text) for share, text in marks)
     name = f'<text class="m" transform="translate(11 {(TOP + FLOOR) / 2:.0f}) rotate(-90)">{escape(title)}</text>'
     return f'<path class="grid" d="{lines}"/><g class="right">{labels}</g>{name}'
 
@@ -195,7 +195,7 @@ def _value_axis(panel: Panel, whole: bool = False) -> str:
     ticks = [float(n) for n in range(math.ceil(panel.low), math.floor(panel.high) + 1)] if whole else []
     ticks = ticks or nice_ticks(panel.low, panel.high, wanted)
     axis = f'<path class="axis" d="M{panel.left:.1f} {FLOOR:.0f}H{panel.right:.1f}"/>'
-    return axis + "".join(_text(panel.x(tick), FLOOR + 25, figure(tick)) for tick in ticks)
+    return axis + "".join(text_at(panel.x(tick), FLOOR + 25, figure(tick)) for tick in ticks)
 
 
 def nice_ticks(low: float, high: float, wanted: int) -> list[float]:
@@ -208,7 +208,7 @@ def nice_ticks(low: float, high: float, wanted: int) -> list[float]:
 
 
 def _axis_title(text: str) -> str:
-    return _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, text, "m")
+    return text_at((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, text, "m")
 
 
 def _count(number: int) -> str:
@@ -218,7 +218,7 @@ def _count(number: int) -> str:
     return str(number)
 
 
-def _text(x: float, y: float, text: str, kind: str = "") -> str:
+def text_at(x: float, y: float, text: str, kind: str = "") -> str:
     """kind: classes of the style sheet, empty for none."""
     marks = f'class="{kind}" ' if kind else ""
     return f'<text {marks}x="{x:.0f}" y="{y:.0f}">{escape(text)}</text>'

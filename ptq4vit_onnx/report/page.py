@@ -43,7 +43,7 @@ def render(report: Report) -> str:
     """The page. Charts are left out where the report has no evidence."""
     rows = site_rows(report)
     recorded, metric = all(row.evidence for row in rows), str(report.plan.options.get("metric", ""))
-    return _environment().get_template("report.html").render(
+    return environment().get_template("report.html").render(
         version=__version__,
         inputs=report.inputs,
         banners=banners(report.inputs),
@@ -61,7 +61,7 @@ def render(report: Report) -> str:
     )  # fmt: skip
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
     """Every text is escaped, and a name that a template asks for in vain is an error."""
     return Environment(
         loader=PackageLoader("ptq4vit_onnx.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,

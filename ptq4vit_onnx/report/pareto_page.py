@@ -1,0 +1,97 @@
+"""The page and the picture of `pareto`: files of one model by size and distance from the float model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from markupsafe import escape
+
+from ptq4vit_onnx.report.charts import figure
+from ptq4vit_onnx.report.page import environment
+from ptq4vit_onnx.report.pareto_rows import (
+    GROUPS,
+    ParetoAbout,
+    ParetoRow,
+    dominated,
+    drop_text,
+    fixed,
+    pareto_sentences,
+)
+from ptq4vit_onnx.report.size_chart import HEIGHT, WIDTH, described, size_chart, size_chart_parts
+from ptq4vit_onnx.report.table import Cell, Heading
+
+PIXELS = 1.7  # of a screen for each of the chart's, where the picture stands alone
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+
+
+@dataclass(frozen=True)
+class FileLine:
+    """A file of the table. kind: of the style sheet, empty for none."""
+
+    title: str
+    cells: tuple[Cell, ...]
+    kind: str
+
+
+def render_pareto(rows: Sequence[ParetoRow], about: ParetoAbout) -> str:
+    """The page, complete in itself: no script, nothing is loaded."""
+    ordered = sorted(rows, key=lambda row: (row.size, row.title))
+    texts = [_cells(row, about.distance) for row in ordered]
+    shown = [heading for heading in texts[0] if any(text[heading] for text in texts)]
+    lines = [
+        FileLine(row.title, tuple(Cell(text[heading], heading.kind) for heading in shown),
+                 "dull" if dominated(row, rows) else "")
+        for row, text in zip(ordered, texts, strict=True)
+    ]  # fmt: skip
+    return environment().get_template("pareto.html").render(
+        about=about,
+        chart=size_chart([row.dot for row in rows], None, about.distance, title=_title(about)),
+        sentences=pareto_sentences(rows, about.distance),
+        headings=[Heading("File", "", ""), *shown],
+        lines=lines,
+    )  # fmt: skip
+
+
+def _cells(row: ParetoRow, distance: str) -> dict[Heading, str]:
+    """By column; one that is empty for all files is left out."""
+    return {
+        Heading("Kind", "", ""): GROUPS[row.group],
+        Heading("Size", "MB", "n"): f"{row.size / 1e6:.2f}",
+        Heading("Bits on average", "", "n"): fixed(row.average_bits, 2),
+        Heading(distance, "", "n"): figure(row.distance),
+        Heading("Predicted", "", "n"): "" if row.predicted is None else figure(row.predicted),
+        Heading("Agreement", "%", "n"): fixed(row.agreement, 2),
+        Heading("Drop of top-1", "points", "n"): drop_text(row),
+        Heading("Time", "ms", "n"): fixed(row.milliseconds, 2),
+        Heading("Speed", "times float", "n"): fixed(row.speed, 2),
+        Heading("Path", "", "mono"): row.file,
+    }
+
+
+def _title(about: ParetoAbout) -> str:
+    return f"{about.model}: size against {about.distance} from the float model"
+
+
+def pareto_svg(rows: Sequence[ParetoRow], about: ParetoAbout) -> str:
+    """The chart as a file of its own, with the light theme's colours on white."""
+    dots = [row.dot for row in rows]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 -8 {WIDTH:.0f} {HEIGHT + 8:.0f}" '
+        f'width="{PIXELS * WIDTH:.0f}" height="{PIXELS * (HEIGHT + 8):.0f}" role="img">'
+        f"<title>{escape(_title(about))}</title><desc>{escape(described(dots, None, about.distance))}</desc>"
+        f"<style>{_style()}</style>"
+        f'<rect y="-8" width="100%" height="100%" fill="#fff"/>'
+        f"{size_chart_parts(dots, None, about.distance)}</svg>\n"
+    )
+
+
+def _style() -> str:
+    """The page's rules for charts, with the values of its variables: not every program that shows SVG knows these."""
+    css = files("ptq4vit_onnx.report").joinpath("templates", "style.css").read_text(encoding="utf-8")
+    values = dict(re.findall(r"--([\w-]+): ([^;]+);", css.partition("}")[0]))
+    rules = [line for line in css.splitlines() if line.startswith("svg ") and not line.startswith("svg {")]
+    named = re.sub(r"var\(--([\w-]+)\)", lambda found: values[found[1]], "\n".join(rules))
+    return f"\nsvg text {{ font-family: {FONT}; }}\n{named}\n"
