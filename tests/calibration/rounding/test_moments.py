@@ -1,4 +1,4 @@
-"""Moments: the sums that a whole recording gives, in any batches, of inputs as the product that ships multiplies them."""
+"""Moments: the sums over a whole recording, in any batches, of inputs as the product that ships multiplies them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def expected_of(quantised: Tensor, plain: Tensor, grad: Tensor) -> tuple[Tensor,
 def test_the_sums_are_those_of_all_rows_whatever_the_batches(batch: int) -> None:
     rows, grad = drawn(ROWS, INPUTS), drawn(ROWS, OUTPUTS, seed=1)
     sums = MomentSums(LINEAR, crossed=True)
-    answers = [(sums(some), number) for number, some in enumerate(rows.split(batch))]
+    answers = [(sums(some), number) for number, some in enumerate(torch.split(rows, batch))]
     for answer, number in reversed(answers):  # a backward pass goes the other way
-        answer(grad.split(batch)[number])
+        answer(torch.split(grad, batch)[number])
     found = sums.take()
     quantised, crossed = expected_of(LHS.fake_quantize(rows), rows, grad)
     close(found.quantised, quantised)

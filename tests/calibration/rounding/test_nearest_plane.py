@@ -99,7 +99,7 @@ def test_the_codes_are_those_of_a_textbooks_gptq(bits: int, block: int, monkeypa
 def test_codes_stay_within_their_bits_and_use_all_of_them(bits: int) -> None:
     weight = drawn(64, OUTPUTS)
     found = compensated(weight, moments_of(alike(400, 64)), LHS, scales_of(weight, bits))
-    assert (found.low, found.high) == (codes_of(found).min(), codes_of(found).max())
+    assert [found.low, found.high] == [int(end) for end in codes_of(found).aminmax()]
 
 
 def heavy() -> Tensor:
@@ -190,7 +190,9 @@ def test_rows_of_zeros_stay_zeros() -> None:
         assert codes_of(found)[4].any()
     without = [row for row in range(INPUTS) if row not in (3, 8)]
     alone = lost(rows[:, without], weight[without], decoded(rhs.codes(weight), rhs)[without])
-    assert lost(rows[:, without], weight[without], values_of(found)[without]) < 0.5 * alone, "the others see no outliers"
+    assert lost(rows[:, without], weight[without], values_of(found)[without]) < 0.5 * alone, (
+        "the others see no outliers"
+    )
 
 
 @pytest.mark.usefixtures("one_scale")
@@ -240,7 +242,7 @@ def answered(rows: Tensor, weight: Tensor, rounded: Tensor) -> float:
 
 def test_with_crossed_moments_the_errors_of_inputs_are_compensated_too() -> None:
     """The codes answer better on the rows they were fitted to, and on others."""
-    rows, others, weight = (alike(1600, INPUTS) * 0.4).split(800) + (drawn(INPUTS, OUTPUTS),)
+    (rows, others), weight = torch.split(alike(1600, INPUTS) * 0.4, 800), drawn(INPUTS, OUTPUTS)
     rhs = scales_of(weight, 6)
     moments = moments_of(coarse(rows), plain=rows)
     plain, ridge = (values_of(compensated(weight, moments, LHS, rhs, ridge)) for ridge in (False, True))
