@@ -13,6 +13,7 @@ calibration   recordings -> plan            simulation    the plan on the torch 
 float_export  torch -> float ONNX           passes        float ONNX + plan -> integer ONNX
 evaluation    accuracy, and the distance from a reference
 network       the torch model, its products, what they multiply
+tasks         work for several processes or machines
 model_loading a name or a file -> a torch module with weights
 runtime       ONNX Runtime and this process
 graph         reading ONNX files

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ptq4vit_onnx.images.preprocessing import Preprocessing
     from ptq4vit_onnx.model_loading.given_module import Module
     from ptq4vit_onnx.report.data import Report
+    from ptq4vit_onnx.tasks.task import Tasks
 
 __all__ = ["Check", "Evaluation", "Evaluations", "ParityResult", "check_parity", "evaluate", "export"]
 
@@ -113,6 +114,7 @@ def evaluate(
     batch: int = 8,
     engine: EngineName = "onnxruntime",
     progress: Progress = silent,
+    tasks: Tasks | None = None,
 ) -> Evaluations:
     """Accuracy of ONNX models on the images of `data`, and their distance from a reference, by their output kind.
 
@@ -124,7 +126,8 @@ def evaluate(
     without images that are damaged or missing, instead of raising. gallery: labelled images, as `data`, that the
     neighbours of an embedding are looked up in, for k-NN accuracy; without it, those of `data` itself, each without
     itself. threads: 0 is all cores. engine: what all models run in, "onnxruntime" or "openvino"; the latter takes files
-    of OpenVINO's own format as well, and counts each model's products in integers.
+    of OpenVINO's own format as well, and counts each model's products in integers. tasks: of
+    `ptq4vit_onnx.tasks.start.opened`, to share the images out among processes or machines; the figures are the same.
 
     >>> evaluate(["float.onnx", "model.onnx"], "validation").models[1].drop
     """
@@ -140,7 +143,7 @@ def evaluate(
     plans = tuple(_plan_beside(file) for file in files if data is None and not (file.embedded or is_float(file)))
     source = _source(data, images, where, skip_unreadable, plans)
     looked_up = None if gallery is None else _source(gallery, None, None, skip_unreadable, ())
-    found = evaluate_files(files, source, compared, threads, batch, progress, looked_up, engine)
+    found = evaluate_files(files, source, compared, threads, batch, progress, looked_up, engine, tasks)
     return found if engine == "onnxruntime" else _with_integer_products(found)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -68,49 +68,47 @@ def _export(request: ExportRequest, progress: Progress) -> Report:
 def _export_claimed(
     spec: ModelSpec, request: ExportRequest, known_plan: ScalePlan | None, progress: Progress
 ) -> Report:
-    from ptq4vit_onnx.planning.make_plan import more_images
-
-    clock, options = _Clock(), request.options
-    require_images(spec, request.data, options.images, channels_of(spec) if request.data is None else None)
+    clock = Clock()
     with clock("load"):
-        model = load_for(request, spec)
-        rounding, choosing = (0, 0) if known_plan else more_images(request, model)
-        images = choose_images(
-            spec, request.data, model.preprocessing, options.images, options.seed, progress, rounding, choosing
-        )
-        images = images.for_plan(known_plan.images) if known_plan else images
-        findings = inspect_images(images.calibration.images, model.preprocessing)
-        images = images.with_warnings(require_usable(findings, request.force_data or known_plan is not None))
+        model, images = load_inputs(spec, request, known_plan, progress)
     with whole_folder(request.folder, request.force) as staging:
         report = _run(request, model, images, known_plan, staging, clock, progress)
     _journal_path(request).unlink(missing_ok=True)  # only here: an export that failed later resumes as well
     return report
 
 
+def load_inputs(
+    spec: ModelSpec, request: ExportRequest, known_plan: ScalePlan | None, progress: Progress
+) -> tuple[LoadedModel, ChosenImages]:
+    """The model, and the images that it is calibrated, rounded, chosen and measured on."""
+    from ptq4vit_onnx.planning.make_plan import more_images
+
+    options = request.options
+    require_images(spec, request.data, options.images, channels_of(spec) if request.data is None else None)
+    model = load_for(request, spec)
+    rounding, choosing = (0, 0) if known_plan else more_images(request, model)
+    images = choose_images(
+        spec, request.data, model.preprocessing, options.images, options.seed, progress, rounding, choosing
+    )
+    images = images.for_plan(known_plan.images) if known_plan else images
+    findings = inspect_images(images.calibration.images, model.preprocessing)
+    return model, images.with_warnings(require_usable(findings, request.force_data or known_plan is not None))
+
+
 def _run(
     request: ExportRequest, model: LoadedModel, images: ChosenImages, known_plan: ScalePlan | None, staging: Path,
-    clock: _Clock, progress: Progress,
+    clock: Clock, progress: Progress,
 ) -> Report:  # fmt: skip
-    from ptq4vit_onnx.float_export.exporter import export_float
-    from ptq4vit_onnx.network.discovery import discover_products, require_all_integer
     from ptq4vit_onnx.planning.make_plan import Made
 
     calibration, loaded = images.calibration, model
     model = with_batch_norms_folded(model, calibration.images[:1])
-    products = discover_products(model.module, calibration.images[:1])
-    sites, floats = products.sites, {item.name: item.reason for item in products.floats}
-    if not (request.allow_float or (known_plan and known_plan.floats)):
-        require_all_integer(products)
-    if known_plan is not None:
-        require_plan_fits(known_plan, model, sites, floats)
-        require_channels_fold(known_plan, model, sites, calibration.images[:1])
     with clock("float export"):
-        float_path = save_model(export_float(model, products.found, request.batch), staging / "float.onnx")
+        float_path, names, floats = export_float_model(model, images, request, staging, known_plan)
     with clock("float parity"):
         parity = float_parity(loaded, float_path, calibration.images)
     with clock("calibrate"):
-        names = [site.name for site in sites]
-        made = Made(known_plan) if known_plan else _make(request, model, images, names, float_path, progress)
+        made = Made(known_plan) if known_plan else _make(request, model, images, names, floats, float_path, progress)
         plan = replace(made.plan, floats=floats)
         write_plan(plan, staging / "plan.json")
     from ptq4vit_onnx.proof.prove import prove, quantize_model
@@ -135,23 +133,46 @@ def _run(
     return report
 
 
+def export_float_model(
+    model: LoadedModel, images: ChosenImages, request: ExportRequest, staging: Path,
+    known_plan: ScalePlan | None = None,
+) -> tuple[Path, list[str], dict[str, str]]:  # fmt: skip
+    """(float.onnx, the names of its sites, its products that stay in float with the reasons).
+
+    Refuses a model that no export can be made of, and a plan that does not fit it.
+    """
+    from ptq4vit_onnx.float_export.exporter import export_float
+    from ptq4vit_onnx.network.discovery import discover_products, require_all_integer
+
+    image = images.calibration.images[:1]
+    products = discover_products(model.module, image)
+    sites, floats = products.sites, {item.name: item.reason for item in products.floats}
+    if not (request.allow_float or (known_plan and known_plan.floats)):
+        require_all_integer(products)
+    if known_plan is not None:
+        require_plan_fits(known_plan, model, sites, floats)
+        require_channels_fold(known_plan, model, sites, image)
+    path = save_model(export_float(model, products.found, request.batch), staging / "float.onnx")
+    return path, [site.name for site in sites], floats
+
+
 def _make(
-    request: ExportRequest, model: LoadedModel, images: ChosenImages, names: list[str], float_path: Path,
-    progress: Progress,
+    request: ExportRequest, model: LoadedModel, images: ChosenImages, names: list[str], floats: Mapping[str, str],
+    float_path: Path, progress: Progress,
 ) -> Made:  # fmt: skip
     from ptq4vit_onnx.planning.make_plan import make_plan, make_plan_within
 
     if request.budget is None:
-        return make_plan(request, model, images, names, progress)
+        return make_plan(request, model, images, names, floats, progress)
     with scratch_folder() as folder:
-        return make_plan_within(request.budget, request, model, images, names, float_path, folder, progress)
+        return make_plan_within(request.budget, request, model, images, names, floats, float_path, folder, progress)
 
 
 def _journal_path(request: ExportRequest) -> Path:
     return journal_of(real_place(request.folder))
 
 
-class _Clock:
+class Clock:
     """Seconds by stage. What a stage has freed goes back to the system at its end: the next one needs other sizes."""
 
     def __init__(self) -> None:

@@ -56,6 +56,8 @@ def with_module(tmp_path: Path) -> Callable[[str, str], list[str]]:
         ("network.new", "from safetensors.numpy import save", "network.new imports safetensors: safetensors"),
         ("images.new", "def f():\n    import safetensors", "images.new imports safetensors: safetensors"),
         ("network.new", "import onnx", "network.new imports ONNX: onnx"),
+        ("tasks.new", "def f():\n    import ray", "tasks.new imports Ray; only tasks.on_ray does"),
+        ("cli.new", "from ray import init", "cli.new imports Ray; only tasks.on_ray does"),
         ("models.new", "def f():\n    from timm import create_model", "models.new imports torch: timm"),
         (
             "calibration.new",

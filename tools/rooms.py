@@ -28,7 +28,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("request",),
     ("graph",),
     ("runtime",),
-    ("model_loading",),
+    ("model_loading", "tasks"),
     ("network",),
     ("float_export", "calibration", "simulation", "passes", "evaluation"),
     ("proof",),
@@ -41,6 +41,8 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
 )
 TORCH = frozenset({"torch", "timm", "torchvision", "transformers", "safetensors.torch"})
+RAY = "ray"
+MAY_RAY = "tasks.on_ray"  # the one module that knows Ray
 ONNX = frozenset({"onnx", "onnx_graphsurgeon", "onnxruntime", "onnx_ir", "onnxscript", "openvino"})
 SAFETENSORS = frozenset({"safetensors"})  # itself without torch
 # Which rooms may import torch, ONNX or safetensors themselves, even inside a function.
@@ -187,6 +189,8 @@ def _libraries(known: Mapping[str, Module]) -> Iterator[str]:
         ):
             if module.libraries & libraries and module.room not in rooms:
                 yield f"{module.name} imports {name}: {', '.join(sorted(module.libraries & libraries))}"
+        if RAY in module.libraries and module.name != MAY_RAY:
+            yield f"{module.name} imports Ray; only {MAY_RAY} does"
 
 
 def _narrow_doors(known: Mapping[str, Module]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Choose every site's quantizers from what was recorded of it: the search of the paper, made fast.
 
 calibrate           a plan for each site: which forms it may take, and the best of them
+shared_search       the same with each site's search a task of another process
 search              both sides of one product: each by itself, or alternating (Algorithm 1 of the paper)
 successive_halving  one side: successive halving of its candidates over growing samples
 grids               the candidates: symmetric scales per group, and what each quantizer offers

@@ -19,6 +19,7 @@ from ptq4vit_onnx.calibration.grids import (
 from ptq4vit_onnx.calibration.objective import objective_of
 from ptq4vit_onnx.calibration.rounding.bias_correction import bias_correction
 from ptq4vit_onnx.calibration.search import ProductSearch
+from ptq4vit_onnx.calibration.shared_search import search_shared
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.plan.channel_fold import Channels
@@ -26,6 +27,7 @@ from ptq4vit_onnx.plan.options import Options, Rounding
 from ptq4vit_onnx.plan.outlier_split import COLUMNS, ROWS, only_channels, without_channels
 from ptq4vit_onnx.plan.quantizers import Affine, Diffused, Pixels, Uniform, forms_for
 from ptq4vit_onnx.plan.scale_plan import Outliers, SitePlan
+from ptq4vit_onnx.tasks.ambient import helpers
 from ptq4vit_onnx.threads.side_by_side import on_one_thread
 
 HEADS_AXIS, COLUMNS_AXIS = -3, -1
@@ -48,7 +50,11 @@ def calibrate(
     taken as they are.
 
     pixels: the images' own grid, where preprocessing has one; taken by the site that reads the image if options say so.
+    Where there are helpers, the sites are theirs to search, and `on_site` is called in the order in which they end.
     """
+    tasks = helpers()
+    if tasks is not None:
+        return search_shared(tasks, plan_site, tape, options, known or {}, on_site, pixels)
     plans: dict[str, SitePlan] = {}
     with on_one_thread():  # or the number of threads would decide between candidates that are nearly alike
         for recording in tape:

@@ -2,6 +2,7 @@
 
 main          from arguments to an exit code: every error ends there as one line
 export        `export`: arguments, and the request they stand for
+exports       `export` of several models
 evaluate      `eval` and `parity`
 bench         `bench`
 reproduce     `reproduce`

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from ptq4vit_onnx.cli.tables import table
 from ptq4vit_onnx.limits import MAX_BATCH, MAX_COUNT, MAX_RUNS, MAX_SECONDS, MAX_THREADS
 from ptq4vit_onnx.runtime.engines import ENGINES, EngineName
+from ptq4vit_onnx.tasks import ledger
+from ptq4vit_onnx.tasks.start import opened, workers_from
+from ptq4vit_onnx.tasks.task import Tasks
 
 One = TypeVar("One")
 
@@ -100,3 +106,26 @@ def add_running(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--engine", type=engine_name, default=ENGINES[0], metavar="NAME", help="onnxruntime or openvino (onnxruntime)"
     )
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Arguments for sharing the work out among processes and machines."""
+    group = parser.add_argument_group("several processes or machines", "the results are the same")
+    group.add_argument("--jobs", type=thread_count, metavar="N", help="N processes, which share out the cores (one)")
+    group.add_argument(
+        "--ray", nargs="?", const="auto", metavar="ADDRESS",
+        help="a Ray cluster: local (started here), auto (the one that this machine belongs to), ray://HOST:PORT",
+    )  # fmt: skip
+
+
+@contextmanager
+def workers(parsed: argparse.Namespace) -> Iterator[Tasks | None]:
+    """What runs the tasks of a command, None for this process alone. At the end, who did what, on standard error."""
+    chosen = workers_from(parsed.ray, parsed.jobs)
+    if chosen is None:
+        yield None
+        return
+    with opened(chosen) as tasks:
+        yield tasks
+        if tasks.history:
+            print(f"\n{table(ledger.rows(tasks.history))}", file=sys.stderr)

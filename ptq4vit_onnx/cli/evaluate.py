@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ptq4vit_onnx.cli.arguments import Outcome, add_images, add_running, number
+from ptq4vit_onnx.cli.arguments import Outcome, add_images, add_running, add_workers, number, workers
 from ptq4vit_onnx.cli.result_files import ResultFile, named_results, require_apart
 from ptq4vit_onnx.cli.tables import table
 from ptq4vit_onnx.errors import UserError
@@ -39,17 +39,19 @@ def add_eval(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
     add_images(parser, may_skip=True)
     add_running(parser)
+    add_workers(parser)
     return parser
 
 
 def run_eval(parsed: argparse.Namespace, progress: Progress) -> Outcome:
     from ptq4vit_onnx.api import evaluate
 
-    found = evaluate(
-        parsed.model, parsed.data, reference=parsed.reference, images=parsed.images, where=parsed.where,
-        skip_unreadable=parsed.skip_unreadable, gallery=parsed.gallery, threads=parsed.threads, batch=parsed.batch,
-        engine=parsed.engine, progress=progress,
-    )  # fmt: skip
+    with workers(parsed) as tasks:
+        found = evaluate(
+            parsed.model, parsed.data, reference=parsed.reference, images=parsed.images, where=parsed.where,
+            skip_unreadable=parsed.skip_unreadable, gallery=parsed.gallery, threads=parsed.threads, batch=parsed.batch,
+            engine=parsed.engine, progress=progress, tasks=tasks,
+        )  # fmt: skip
     text = table(evaluation_rows(found)) + _measured_on(found)
     return Outcome(json.dumps(found.to_data()) if parsed.json else text)
 

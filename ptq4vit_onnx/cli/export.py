@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
-from ptq4vit_onnx.cli.arguments import batch_size, not_negative, number, positive
+from ptq4vit_onnx.cli.arguments import add_workers, batch_size, not_negative, number, positive
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.models.specs import DEFAULT
 from ptq4vit_onnx.plan.file_layout import InputType, Target
@@ -42,10 +42,11 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
                     "plan.json, report.json, report.html, and plan.safetensors where the plan stores codes of weights.",
     )  # fmt: skip
     export.add_argument(
-        "--model", default=DEFAULT, help=f"a name of `ptq4vit-onnx models`, a timm name, transformers:NAME, "
-                                         f"torchvision:NAME, or a folder with config.json ({DEFAULT})"
+        "--model", action="append", help=f"a name of `ptq4vit-onnx models`, a timm name, transformers:NAME, "
+                                         f"torchvision:NAME, or a folder with config.json; may be repeated ({DEFAULT})"
     )  # fmt: skip
-    export.add_argument("--output", "--out", type=Path, metavar="DIR", help="output folder (./MODEL_wKaK)")
+    export.add_argument("--output", "--out", type=Path, metavar="DIR",
+                        help="output folder; of several models, where their folders go (./MODEL_wKaK)")  # fmt: skip
     export.add_argument("--force", action="store_true", help="replace an earlier export")
     export.add_argument("--batch", type=batch_size, metavar="N", help="fix the batch size (dynamic)")
     export.add_argument("--img-size", metavar="N", help="height and width of images, 384 or 256x384 (the model's own)")
@@ -64,7 +65,8 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
                         help="leave products that cannot be integer in float, and name them (refused)")  # fmt: skip
     export.add_argument("--json", action="store_true", help="print report.json on standard output")
     weights = export.add_argument_group("weights").add_mutually_exclusive_group()
-    weights.add_argument("--checkpoint", type=Path, metavar="FILE", help=".safetensors, .pth, .pt or .bin")
+    weights.add_argument("--checkpoint", action="append", metavar="FILE",
+                         help=".safetensors, .pth, .pt or .bin; of several models NAME=FILE, repeated")  # fmt: skip
     weights.add_argument("--random-weights", action="store_true", help="a dry run without any weights")
     images = export.add_argument_group("images")
     images.add_argument("--data", type=Path, metavar="PATH", help="folder, ImageFolder tree, .npy or .npz; images that "
@@ -77,6 +79,7 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
     )
     images.add_argument("--seed", type=int, help="picks images, signs and sampled labels (0)")
     _add_method(export)
+    add_workers(export)
     return export
 
 
@@ -132,7 +135,7 @@ def add_budget(group: Any) -> None:
 
 
 def request_from(parsed: argparse.Namespace) -> ExportRequest:
-    """What was asked for, with the options that were given explicitly."""
+    """What was asked for of one model, with the options that were given explicitly. See `exports` for several."""
     if parsed.paper and parsed.method == "base":
         raise UserError("--paper and --method base exclude each other; give one of them")
     given = {name: getattr(parsed, name) for name in _FIELDS if getattr(parsed, name) is not None}

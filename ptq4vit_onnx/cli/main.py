@@ -21,12 +21,16 @@ from ptq4vit_onnx import __version__
 from ptq4vit_onnx.cli import bench as cli_bench
 from ptq4vit_onnx.cli import evaluate as cli_eval
 from ptq4vit_onnx.cli import export as cli_export
+from ptq4vit_onnx.cli import exports as cli_exports
 from ptq4vit_onnx.cli import reproduce as cli_reproduce
-from ptq4vit_onnx.cli.arguments import Outcome
+from ptq4vit_onnx.cli.arguments import Outcome, workers
 from ptq4vit_onnx.cli.tables import table
 from ptq4vit_onnx.errors import ParityError, UserError, is_out_of_memory
 from ptq4vit_onnx.models.specs import SPECS, find
+from ptq4vit_onnx.request import ExportRequest
 from ptq4vit_onnx.runtime import process
+from ptq4vit_onnx.tasks.ambient import shared_out
+from ptq4vit_onnx.tasks.one_by_one import OneByOne
 
 EXIT_CODES = (
     "exit codes: 0 done, 1 parity failed, 2 something you can mend, 3 a defect of this program, 130 interrupted"
@@ -221,22 +225,41 @@ def list_models(parsed: argparse.Namespace) -> int:
 
 
 def run_export(parsed: argparse.Namespace) -> int:
-    request = cli_export.request_from(parsed)
-    if find(request.model) is None:
+    requests = cli_exports.requests_from(parsed)
+    for name in (request.model for request in requests if find(request.model) is None):
         from ptq4vit_onnx.model_loading.load import resolve
 
-        resolve(request.model)  # before ONNX and torch are imported: a wrong name answers at once
+        resolve(name)  # before ONNX and torch are imported: a wrong name answers at once
+    if requests[0].random_weights:
+        print("RANDOM WEIGHTS: this is a dry run, the model predicts nothing.", file=sys.stderr)
+    return _export_several(requests, parsed) if len(requests) > 1 else _export_one(requests[0], parsed)
+
+
+def _export_one(request: ExportRequest, parsed: argparse.Namespace) -> int:
     from ptq4vit_onnx.pipeline import export
     from ptq4vit_onnx.report.terminal import rows
 
-    if request.random_weights:
-        print("RANDOM WEIGHTS: this is a dry run, the model predicts nothing.", file=sys.stderr)
-    report = export(request, progress_bar)
+    with workers(parsed) as tasks, shared_out(tasks):
+        report = export(request, progress_bar)
     if parsed.json:
         print(json.dumps(report.to_data()))
     else:
         print_table(rows(report))
     return 0
+
+
+def _export_several(requests: Sequence[ExportRequest], parsed: argparse.Namespace) -> int:
+    from ptq4vit_onnx.studies.exports import export_all
+
+    names = [request.model for request in requests]
+    with workers(parsed) as tasks:
+        done = export_all(requests, tasks or OneByOne(), progress_bar)
+    text = (cli_exports.several_json if parsed.json else cli_exports.several_text)(names, done)
+    if text:
+        print(text)
+    for line in cli_exports.failures(names, done):
+        print(f"ptq4vit-onnx: {line}", file=sys.stderr)
+    return cli_exports.exit_code(done)
 
 
 def progress_bar(items: Iterable[Any], title: str) -> Iterable[Any]:

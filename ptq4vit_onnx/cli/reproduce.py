@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ptq4vit_onnx.cli.arguments import Outcome, positive, several
+from ptq4vit_onnx.cli.arguments import Outcome, add_workers, positive, several, workers
 from ptq4vit_onnx.studies.paper_tables import TABLES
 
 if TYPE_CHECKING:
     from ptq4vit_onnx.progress import Progress
-    from ptq4vit_onnx.studies.reproduce import Request
+    from ptq4vit_onnx.studies.measuring import Request
 
 ENGINES = ("simulator", "onnxruntime")  # studies.reproduce.Engine, which imports torch
 
@@ -42,6 +42,7 @@ def add_reproduce(commands: Any) -> argparse.ArgumentParser:
     images.add_argument("--images", type=several(positive), default=(), metavar="N,N",
                         help="calibration images (32; table4: 32,128)")  # fmt: skip
     images.add_argument("--seed", type=int, default=0, help="picks calibration images, signs and sampled labels (0)")
+    add_workers(parser)
     return parser
 
 
@@ -50,14 +51,15 @@ def run_reproduce(parsed: argparse.Namespace, progress: Progress) -> Outcome:
     from ptq4vit_onnx.studies.table_files import markdown
 
     request = _request(parsed)
-    found = reproduce(request, progress)
+    with workers(parsed) as tasks:
+        found = reproduce(request, progress, tasks)
     files = f"{len(found.rows)} rows in {request.csv} and {request.csv.with_suffix('.md')}"
     measured = [markdown(found.rows), files] if found.rows else []  # without rows there are no files
     return Outcome("\n".join([*measured, *found.skipped]), 1 if found.skipped else 0)
 
 
 def _request(parsed: argparse.Namespace) -> Request:
-    from ptq4vit_onnx.studies.reproduce import Request
+    from ptq4vit_onnx.studies.measuring import Request
 
     return Request(
         parsed.table, parsed.data, tuple(parsed.models), dict(parsed.checkpoint), parsed.calibration, parsed.images,

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.evaluation.predict import Predictions, not_finite, predict
+from ptq4vit_onnx.evaluation.sharded import predict_in_shards
 from ptq4vit_onnx.graph.model_file import ModelFile
 from ptq4vit_onnx.images.listing import require_same_classes
 from ptq4vit_onnx.images.stream import ImageSource
 from ptq4vit_onnx.output_kinds.kinds import KINDS, OutputKind
 from ptq4vit_onnx.progress import Progress, silent
 from ptq4vit_onnx.runtime.engines import EngineName
+from ptq4vit_onnx.tasks.task import Tasks
 
 
 @dataclass(frozen=True)
@@ -72,18 +75,20 @@ def evaluate_files(
     progress: Progress = silent,
     gallery: ImageSource | None = None,
     engine: EngineName = "onnxruntime",
+    tasks: Tasks | None = None,
 ) -> Evaluations:
     """Each model next to the reference, on the same images, all in one engine. gallery: labelled images that
-    embeddings look up."""
+    embeddings look up. tasks: share the images out among these workers."""
+    run = predict if tasks is None else partial(predict_in_shards, tasks)
     every = [reference, *(model for model in models if model.path != reference.path)]
     if gallery is not None:
         _require_gallery(reference.kind, source, gallery)
-    found = predict(every, source, threads, batch, progress, engine)
+    found = run(every, source, threads, batch, progress, engine)
     for path, kept in found.kept.items():
         if sentence := not_finite(found.kind, path, kept):
             raise UserError(f"{sentence}, so it predicts nothing there; export the model again")
     if gallery is not None:
-        looked_up = predict(every, gallery, threads, batch, progress, engine)
+        looked_up = run(every, gallery, threads, batch, progress, engine)
         found = found.with_gallery(_gallery(found, looked_up, gallery))
     judged = {path: _evaluation(path, found, reference.path) for path in found.kept}
     if len(every) == 1 and all(value is None for value in judged[reference.path].figures.values()):

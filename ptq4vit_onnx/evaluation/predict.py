@@ -60,6 +60,21 @@ def predict(
 
     Each is compared with the first, batch by batch: whole feature maps of many images do not fit into memory.
     """
+    found, _ = predict_readable(models, source, threads, batch, progress, engine, reference_engine)
+    assert found is not None, "a stream without images is refused where it is opened"
+    return found
+
+
+def predict_readable(
+    models: Sequence[ModelFile],
+    source: ImageSource,
+    threads: int,
+    batch: int,
+    progress: Progress,
+    engine: EngineName = "onnxruntime",
+    reference_engine: EngineName | None = None,
+) -> tuple[Predictions | None, Mapping[str, str]]:
+    """What `predict` finds, and the images that could not be read, with the reason; None if a shard has no others."""
     for model in models[1:]:
         require_same_kind(model, models[0])
     streams = _streams(models, source, progress)
@@ -76,10 +91,12 @@ def predict(
             _require_known_labels(comparison.kind, outputs, streams[models[0].preprocessing].labels, source)
         if own.labels is not None:
             labels.append(own.labels)
-    assert first is not None, "a stream without images is refused where it is opened"
-    known, stream = np.concatenate(labels) if labels else None, streams[models[0].preprocessing]
+    stream = streams[models[0].preprocessing]
+    if first is None:
+        return None, stream.skipped
+    known = np.concatenate(labels) if labels else None
     kept = comparison.kept(known)
-    return Predictions(comparison.kind, kept, known, first, len(stream.skipped), stream.measured_on)
+    return Predictions(comparison.kind, kept, known, first, len(stream.skipped), stream.measured_on), stream.skipped
 
 
 def _streams(models: Sequence[ModelFile], source: ImageSource, progress: Progress) -> dict[Preprocessing, ImageStream]:

@@ -9,4 +9,4 @@ scratch     folders for temporary files
 provenance  versions of libraries; files and folders known again
 """
 
-DOORS = ("inputs", "leftovers", "outputs", "provenance", "scratch")  # what other rooms may import
+DOORS = ("inputs", "locks", "leftovers", "outputs", "provenance", "scratch")  # what other rooms may import

@@ -17,11 +17,12 @@ import secrets
 import shutil
 from pathlib import Path
 
-# All that an export writes; --force replaces a folder of these and no other.
+# All that an export or a study of budgets writes; --force replaces a folder of these and no other.
 EXPORT_FILES = (
     "model.onnx", "model.onnx.data", "float.onnx", "float.onnx.data", "plan.json", "plan.safetensors", "report.json",
-    "report.html",
+    "report.html", "pareto.csv", "pareto.html", "pareto.svg", "pareto.json",
 )  # fmt: skip
+OF_A_SIZE = re.compile(r"\d+\.\d+MB\.(onnx|onnx\.data|json|safetensors)")  # a budget's file and plan
 
 
 def real_place(folder: Path) -> Path:
@@ -50,7 +51,11 @@ def fresh_name(place: Path, what: str) -> Path:
 def foreign_entry(folder: Path) -> str | None:
     """The first entry of a folder that no export writes."""
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    return next((entry.name for entry in entries if entry.name not in EXPORT_FILES or entry.is_dir()), None)
+    return next((entry.name for entry in entries if not _is_ours(entry)), None)
+
+
+def _is_ours(entry: Path) -> bool:
+    return (entry.name in EXPORT_FILES or OF_A_SIZE.fullmatch(entry.name) is not None) and not entry.is_dir()
 
 
 def recover(place: Path) -> None:

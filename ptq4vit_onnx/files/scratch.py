@@ -7,8 +7,8 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ptq4vit_onnx.files.locks import release, take
@@ -35,6 +35,24 @@ def scratch_folder() -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         release(lock, descriptor)
+
+
+@contextmanager
+def marked(places: Sequence[Path]) -> Iterator[list[Path]]:
+    """An empty file next to each place while it is open: whoever sees it, on whichever machine, sees the place."""
+    marks = [place.absolute().with_name(f".{place.name}.seen-{secrets.token_hex(4)}") for place in places]
+    made = [folder for mark in marks for folder in reversed([mark.parent, *mark.parents]) if not folder.exists()]
+    try:
+        for mark in marks:
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+        yield marks
+    finally:
+        for mark in marks:
+            mark.unlink(missing_ok=True)
+        for folder in reversed(made):
+            with suppress(OSError):  # it is in use
+                folder.rmdir()
 
 
 def _delete_abandoned(place: Path) -> None:

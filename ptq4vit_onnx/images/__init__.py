@@ -5,6 +5,7 @@ listing        which files of a folder are images, and their labels
 arrays         images as numpy writes them, .npy and .npz
 loading        images of a folder, .npy or .npz, as one array
 stream         the same, a few at a time
+shards         a source cut into parts for several workers
 choice         which images an export calibrates on, and which it measures on
 inspection     whether images are fit to calibrate on: constant, copies, values that fit no normalisation
 embedded       the handwritten digits of the embedded models
@@ -19,5 +20,6 @@ DOORS = (
     "listing",
     "loading",
     "preprocessing",
+    "shards",
     "stream",
 )  # what other rooms may import

@@ -118,7 +118,9 @@ def choose_images(
     if data is None:
         most = min(max(count, rounding), count_digits("calibration"))
         digits = embedded_digits(preprocessing, "calibration", max(count, most), seed)
-        return ChosenImages(digits.part(slice(count)), embedded_digits(preprocessing, "test"), True, digits)
+        trained_on = embedded_digits(preprocessing, "train", min(choosing, count_digits("train")), seed)
+        measured = embedded_digits(preprocessing, "test")
+        return ChosenImages(digits.part(slice(count)), measured, True, digits, trained_on if choosing else None)
     more, most = max(0, rounding - count), most_held_out(preprocessing)
     choosing = min(choosing, MOST_CHOOSING * most)
     read = load_images(data, preprocessing, count + most + more + choosing, seed, count, progress=progress)

@@ -51,7 +51,9 @@ class ImageSource:
     """Which images. data None: the test split that ships with an embedded model, else crops of built-in photos that
     none of `plans` was calibrated on. count None: all of them, in order, else as many, picked with `seed`.
     skip_unreadable: measure on the others, where a file is damaged or missing; without it that is an error, since a
-    figure on half a set looks like one on the whole. plans: of the files that are measured, None for an unknown one."""
+    figure on half a set looks like one on the whole. plans: of the files that are measured, None for an unknown one.
+    only: a shard, by number, of the files of a folder or of the images that were picked; see `shards`, which also says
+    what becomes of the unreadable among them."""
 
     data: Path | None = None
     count: int | None = None
@@ -59,6 +61,7 @@ class ImageSource:
     seed: int = 0
     skip_unreadable: bool = False
     plans: tuple[ScalePlan | None, ...] = (None,)
+    only: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.count is not None:
@@ -85,19 +88,27 @@ def open_images(source: ImageSource, model: str, preprocessing: Preprocessing, p
     """The images of `source`, prepared for the model of this name."""
     data = source.data
     if data is None and is_embedded(model):
-        return _held(embedded_digits(preprocessing, "test", source.count, source.seed), progress)
+        return _held(source, embedded_digits(preprocessing, "test", source.count, source.seed), progress)
     if data is None:
         photos = unseen_photos(source.plans, preprocessing, model, source.count)
-        return replace(_held(photos.images, progress), measured_on=str(photos))
+        return replace(_held(source, photos.images, progress), measured_on=str(photos))
     if not data.is_dir():
-        return _held(load_images(data, preprocessing, source.count, source.seed), progress)
+        return _held(source, load_images(data, preprocessing, source.count, source.seed), progress)
     listing = list_folder(data, source.where)
     labels = None if listing.labels is None else np.asarray(listing.labels, np.int64)
     skipped: dict[str, str] = {}
     return ImageStream(labels, _folder_chunks(source, data, listing, preprocessing, skipped, progress), skipped)
 
 
-def _held(held: ImageSet, progress: Progress) -> ImageStream:
+def at_once(size: tuple[int, ...]) -> int:
+    """How many images of this size, [C, H, W], a chunk has."""
+    return max(1, min(AT_ONCE, MOST_AT_ONCE // math.prod(size)))
+
+
+def _held(source: ImageSource, held: ImageSet, progress: Progress) -> ImageStream:
+    if source.only is not None:
+        held = held.part(slice(source.only[0], source.only[-1] + 1))
+
     def chunks() -> Iterator[ImageSet]:
         for start in progress(range(0, len(held), AT_ONCE), "running"):
             part = slice(start, start + AT_ONCE)
@@ -119,30 +130,53 @@ def _folder_chunks(
 
     Once it will be an error nothing more is handed out: the rest is read only to count.
     """
-    files = len(listing.files)
-    order = pick(files, None if source.count is None else files, source.seed)
-    at_once = max(1, min(AT_ONCE, MOST_AT_ONCE // math.prod(preprocessing.size)))
+    files, only = len(listing.files), source.only
+    order = pick(files, None if source.count is None else files, source.seed) if only is None else only
     waiting: dict[int, Array] = {}
     total = 0
-    reader = read_images(listing, order, source.count, preprocessing, skipped, progress)
+    reader = read_images(listing, order, source.count if only is None else None, preprocessing, skipped, progress)
     for index, pixels in reader:
         waiting[index] = pixels
         total += 1
         if skipped and not source.skip_unreadable:
             waiting.clear()
-        elif len(waiting) == at_once:
+        elif len(waiting) == at_once(preprocessing.size):
             yield _image_set(waiting, listing, folder)
             waiting.clear()
-    require_readable(folder, total, 1, skipped)
+    if only is None:
+        _require_enough(source, folder, total, skipped)
+    if waiting:
+        yield _image_set(waiting, listing, folder)
+    if skipped and only is None:
+        logger.warning("skipped %d unreadable images, %s", len(skipped), _first(skipped))
+
+
+def _require_enough(source: ImageSource, folder: Path, readable: int, skipped: Mapping[str, str]) -> None:
+    require_readable(folder, readable, 1, skipped)
     if skipped and not source.skip_unreadable:
         raise UserError(
             f"cannot read {len(skipped)} images, {_first(skipped)}; mend them, or give --skip-unreadable to do without "
             "them"
         )
-    if waiting:
-        yield _image_set(waiting, listing, folder)
+
+
+def finish_reading(source: ImageSource, readable: int, unreadable: Mapping[int, str]) -> None:
+    """What one run over all images says at its end of those it could not read. unreadable: by number, in order."""
+    if source.data is None or not source.data.is_dir():
+        return
+    files = list_folder(source.data, source.where).files
+    skipped = {str(files[number]): reason for number, reason in unreadable.items()}
+    _require_enough(source, source.data, readable, skipped)
     if skipped:
         logger.warning("skipped %d unreadable images, %s", len(skipped), _first(skipped))
+
+
+def unreadable_of(source: ImageSource, skipped: Mapping[str, str]) -> dict[int, str]:
+    """Of a shard: the images that could not be read by number, from what its stream says of them by name."""
+    if not skipped or source.data is None:
+        return {}
+    files = list_folder(source.data, source.where).files
+    return {number: skipped[str(files[number])] for number in source.only or () if str(files[number]) in skipped}
 
 
 def _first(skipped: Mapping[str, str]) -> str:

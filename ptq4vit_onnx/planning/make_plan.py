@@ -55,9 +55,12 @@ def more_images(request: ExportRequest, model: LoadedModel) -> tuple[int, int]:
 
 
 def make_plan(
-    request: ExportRequest, model: LoadedModel, chosen: ChosenImages, order: list[str], progress: Progress
-) -> Made:
+    request: ExportRequest, model: LoadedModel, chosen: ChosenImages, order: list[str], floats: Mapping[str, str],
+    progress: Progress,
+) -> Made:  # fmt: skip
     """Record all sites, search their scales, round weights, and collect the evidence that the report shows.
+
+    order: of the sites in the plan. floats: products that stay in float, with reasons.
 
     Sites that the journal of an interrupted run with the same inputs holds are not searched again.
     """
@@ -75,12 +78,13 @@ def make_plan(
         model, chosen.calibration.images, options, rounded_on=chosen.rounded_on.images, known=known, on_search=keep,
         on_site=show, count=len(order), progress=progress,
     )  # fmt: skip
-    return Made(plan_of(request, model, chosen.calibration, {name: found[name] for name in order}), evidence)
+    sites = {name: found[name] for name in order}
+    return Made(plan_of(request, model, chosen.calibration, sites, floats), evidence)
 
 
 def make_plan_within(
     budget: Budget, request: ExportRequest, model: LoadedModel, chosen: ChosenImages, order: list[str],
-    float_path: Path, folder: Path, progress: Progress,
+    floats: Mapping[str, str], float_path: Path, folder: Path, progress: Progress,
 ) -> Made:  # fmt: skip
     """The same with the bits of every weight chosen by the budget. folder: for files that are tried."""
     if budget.limited == "max_kl" and model.kind.name != "logits":
@@ -90,7 +94,8 @@ def make_plan_within(
     plans = calibrate_widths(request, model, chosen, len(order), progress)
 
     def complete(sites: Mapping[str, SitePlan]) -> ScalePlan:
-        return plan_of(request, model, chosen.calibration, {name: sites[name] for name in order})
+        in_order = {name: sites[name] for name in order}
+        return plan_of(request, model, chosen.calibration, in_order, floats)
 
     trial = TrialFiles(float_path, complete, model.kind, chosen.chosen_on, folder, request.input, request.target)
     shop = Workshop(plans, trial.make, progress)
@@ -148,7 +153,10 @@ def opened_journal(request: ExportRequest, model: LoadedModel, images: ImageSet)
     return journal, known
 
 
-def plan_of(request: ExportRequest, model: LoadedModel, images: ImageSet, sites: Mapping[str, SitePlan]) -> ScalePlan:
+def plan_of(
+    request: ExportRequest, model: LoadedModel, images: ImageSet, sites: Mapping[str, SitePlan],
+    floats: Mapping[str, str],
+) -> ScalePlan:  # fmt: skip
     """The plan with all that it must say of where it comes from."""
     settings = {**request.options.to_data(), "weights_from": model.origin}
     settings[IMAGES_FROM] = BUILT_IN if images.built_in else f"{len(images)} images"
@@ -161,7 +169,7 @@ def plan_of(request: ExportRequest, model: LoadedModel, images: ImageSet, sites:
         del settings["weight_bits"]
         settings[BUDGET] = request.budget.to_data()
     settings["pixels_as"] = pixels_as(request.options, model, sites)
-    return ScalePlan(model.name, model.fingerprint, images.fingerprint, settings, versions(), sites)
+    return ScalePlan(model.name, model.fingerprint, images.fingerprint, settings, versions(), sites, floats=floats)
 
 
 def pixels_as(options: Options, model: LoadedModel, sites: Mapping[str, SitePlan]) -> str:

@@ -14,6 +14,7 @@ import openvino
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.graph.model_file import read_metadata
 from ptq4vit_onnx.graph.model_proto import Array
+from ptq4vit_onnx.runtime.process import allowed_threads
 from ptq4vit_onnx.runtime.quiet import quiet_standard_error
 from ptq4vit_onnx.runtime.runner import BYTES, FLOATS, Layer
 
@@ -103,7 +104,7 @@ def load(path: Path, threads: int = 1, timed: bool = False) -> OpenVinoRunner:
         path
     )  # refuses what is no file, and a damaged one, at which OpenVINO would try one reader after the other
     settings = {
-        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_NUM_THREADS": allowed_threads(threads),
         "INFERENCE_PRECISION_HINT": "f32",
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,

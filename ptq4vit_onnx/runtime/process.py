@@ -10,6 +10,18 @@ from contextlib import contextmanager
 # mallopt's parameters, from glibc's malloc.h
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 _KEPT, _PAD = 2**31 - 1, 2**27  # bytes free at the top before any go back to the system; bytes asked for in advance
+_most_threads = 0  # of an engine, where it is asked for all cores; 0: no limit
+
+
+def limit_threads(most: int) -> None:
+    """From now on "all cores" are this many: the others belong to other processes."""
+    global _most_threads
+    _most_threads = most
+
+
+def allowed_threads(asked: int) -> int:
+    """For an engine: what was asked for, where 0 is all cores, as far as this process may use them."""
+    return asked or _most_threads
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from ptq4vit_onnx.graph import model_proto
 from ptq4vit_onnx.graph.model_proto import Array, Model
 from ptq4vit_onnx.limits import MAX_BATCH
 from ptq4vit_onnx.runtime.feeding import as_fed
+from ptq4vit_onnx.runtime.process import allowed_threads
 from ptq4vit_onnx.runtime.runner import BYTES, FLOATS, Entry, Runner, engine_title, first_line, model_name
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def session(
     made.
     """
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = allowed_threads(threads)
     options.inter_op_num_threads = 1
     options.log_severity_level = _QUIET
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -2,8 +2,12 @@
 
 peers         ONNX Runtime's quantize_static from the same float file and images
 paper_tables  the paper's tables: rows, options, printed numbers
+measuring     one row: a model, calibrated, run over images
+shared_rows   rows on several workers
+kept_results  what their tasks have found, on disk
 reproduce     the paper's tables, measured row by row
+exports       several models, each exported by a task of its own
 table_files   measured rows on disk, as CSV and Markdown
 """
 
-DOORS = ("paper_tables", "peers", "reproduce", "table_files")  # what other rooms may import
+DOORS = ("measuring", "exports", "paper_tables", "peers", "reproduce", "table_files")  # what other rooms may import

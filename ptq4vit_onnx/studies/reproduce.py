@@ -1,92 +1,26 @@
-"""The paper's tables, measured: one row at a time, each kept in a CSV and a Markdown file as soon as it is known.
+"""The paper's tables, measured: rows as they are known, each kept in a CSV and a Markdown file.
 
 A row is skipped where the CSV already has it, with the same options, images and weights; so a run that was
-interrupted goes on where it stopped. Validation images are read a few at a time, once per row.
+interrupted goes on where it stopped. Validation images are read a few at a time, once per row. With workers, rows and
+parts of the images are measured side by side (see `shared_rows`), and the CSV is the same.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
-
-from ptq4vit_onnx import __version__
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.files.outputs import require_writable
-from ptq4vit_onnx.files.provenance import Identity, data_identity, file_identity
-from ptq4vit_onnx.files.scratch import scratch_folder
-from ptq4vit_onnx.images.loading import Array, ImageSet, has_labels, load_images, require_source
-from ptq4vit_onnx.images.stream import ImageSource, ImageStream, Where, open_images
-from ptq4vit_onnx.model_loading.load import LoadedModel, load, resolve
-from ptq4vit_onnx.models.specs import ModelSpec
-from ptq4vit_onnx.progress import Progress, silent, ticks
-from ptq4vit_onnx.studies.paper_tables import TableName, TableRow, rows_of
-from ptq4vit_onnx.studies.table_files import Tally, add_row, read_rows, write_rows
+from ptq4vit_onnx.model_loading.load import load, resolve
+from ptq4vit_onnx.progress import Progress, silent
+from ptq4vit_onnx.studies.measuring import VALIDATION_SEED, Bench, Engine, Request, Sources, key_of
+from ptq4vit_onnx.studies.paper_tables import TableRow, rows_of
+from ptq4vit_onnx.studies.shared_rows import measure_shared, skipped_line, without_weights
+from ptq4vit_onnx.studies.table_files import add_row, read_rows, write_rows
+from ptq4vit_onnx.tasks.task import Tasks
 
-if TYPE_CHECKING:
-    from ptq4vit_onnx.plan.scale_plan import SitePlan
-
-Engine = Literal["simulator", "onnxruntime"]
-Predict = Callable[[Array], Array]  # images [n, C, H, W] -> logits [n, classes]
-# Which validation images a limit picks must not depend on the calibration's seed, nor repeat its picks where both draw
-# from the same folder: this is the first number that is no seed.
-VALIDATION_SEED = 2**32
-_VALIDATION, _CALIBRATION = ("val", "validation"), ("train", "calibration")
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked for. models, images: empty for the table's own. data: images to measure on, or a folder that has
-    them in val/ (and training images in train/). calibration None: train/ of `data`, else `data` itself.
-    checkpoints: by model; the others' weights come from timm's hub.
-    """
-
-    table: TableName
-    data: Path
-    models: tuple[str, ...] = ()
-    checkpoints: Mapping[str, Path] = field(default_factory=dict)
-    calibration: Path | None = None
-    images: tuple[int, ...] = ()
-    seed: int = 0
-    limit: int | None = None
-    where: str | None = None
-    engine: Engine = "simulator"
-    output: Path = Path("reproduce")
-
-    @property
-    def csv(self) -> Path:
-        return self.output / f"{self.table}.csv"
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Where images come from, found out before anything is computed. identities: of both, to know them again."""
-
-    validation: ImageSource
-    calibration: Path
-    calibration_where: Where | None
-    identities: tuple[Identity, Identity]
-
-    @classmethod
-    def of(cls, request: Request) -> Sources:
-        require_source(request.data)
-        validation = _subfolder(request.data, _VALIDATION) or request.data
-        calibration = request.calibration or _subfolder(request.data, _CALIBRATION) or validation
-        require_source(calibration)
-        where = None if request.where is None else Where.parse(request.where)
-        source = ImageSource(validation, request.limit, where, VALIDATION_SEED, skip_unreadable=True)
-        if not has_labels(validation, where):
-            raise _no_labels(validation)
-        drawn_alike = request.calibration is None and calibration == validation
-        identities = data_identity(validation), data_identity(calibration)
-        return cls(source, calibration, where if drawn_alike else None, identities)
+__all__ = ["VALIDATION_SEED", "Engine", "Reproduction", "Request", "Sources", "key_of", "reproduce"]
 
 
 @dataclass(frozen=True)
@@ -97,20 +31,33 @@ class Reproduction:
     skipped: tuple[str, ...]
 
 
-def reproduce(request: Request, progress: Progress = silent) -> Reproduction:
-    """Measure every row that is missing. Weights that cannot be had cost their model's rows, nothing else."""
+def reproduce(request: Request, progress: Progress = silent, tasks: Tasks | None = None) -> Reproduction:
+    """Measure every row that is missing. Weights that cannot be had cost their model's rows, nothing else. tasks: who
+    shares the work."""
     for name in request.models:
         resolve(name)  # before torch is imported: a wrong name answers at once
     _require_checkpoints(request)
     rows = rows_of(request.table, request.models, request.images, request.seed)
     sources = Sources.of(request)
     known = read_rows(request.csv)
+    order = [key_of(request, sources, row) for row in rows]
     done = {row["key"] for row in known}
-    missing = [row for row in rows if key_of(request, sources, row) not in done]
+    missing = [row for row, key in zip(rows, order, strict=True) if key not in done]
     for path in (request.csv, request.csv.with_suffix(".md")):
         require_writable(path, makes_folder=True)  # now, not after the first row
     if known:
         write_rows(request.csv, known)  # the Markdown may be gone, or a row behind
+    if tasks is not None:
+        skipped = measure_shared(request, sources, missing, order, tasks, progress)
+    else:
+        skipped = _measure_here(request, sources, missing, order, progress)
+    return Reproduction(read_rows(request.csv), tuple(skipped))
+
+
+def _measure_here(
+    request: Request, sources: Sources, missing: Sequence[TableRow], order: Sequence[str], progress: Progress
+) -> list[str]:
+    """Row by row, each kept as soon as it is known; returns a line for each model without weights."""
     skipped = []
     for name in dict.fromkeys(row.model for row in missing):
         wanted = [row for row in missing if row.model == name]
@@ -118,143 +65,13 @@ def reproduce(request: Request, progress: Progress = silent) -> Reproduction:
         try:
             model = load(spec, request.checkpoints.get(name))
         except UserError as error:
-            hint = "" if name in request.checkpoints else f" (here: --checkpoint {name}=FILE)"
-            skipped.append(f"skipped {len(wanted)} rows of {name}: {error}{hint}")
+            skipped.append(skipped_line(len(wanted), name, without_weights(request, name, error)))
             continue
-        bench = _Bench(request, sources, spec, model, progress)
+        bench = Bench(request, sources, spec, model, progress)
         bench.require_labels()  # now, not after the first calibration
         for row in wanted:
-            add_row(request.csv, bench.measure(row))
-    return Reproduction(read_rows(request.csv), tuple(skipped))
-
-
-class _Bench:
-    """One loaded model, and its float logits once they are known."""
-
-    def __init__(
-        self, request: Request, sources: Sources, spec: ModelSpec, model: LoadedModel, progress: Progress
-    ) -> None:
-        self.request, self.sources, self.spec, self.model, self.progress = request, sources, spec, model, progress
-        self.reference: list[Array] = []  # one array per chunk: 4 KB an image, where the image itself has 600
-
-    def measure(self, row: TableRow) -> dict[str, str]:
-        started = time.perf_counter()
-        calibration = self._calibration(row)
-        plans = self._calibrate(row, calibration)
-        minutes = (time.perf_counter() - started) / 60
-        tally = Tally()
-        with self._engine(row, plans, calibration) as predict:
-            for number, chunk in enumerate(self._chunks(row)):
-                tally.add(predict(chunk.images), self._float(number, chunk.images), np.asarray(chunk.labels))
-        assert tally.images, "a stream without images is refused where it is opened"
-        paper = {"paper_top1": row.paper.top1, "paper_drop": row.paper.drop, "paper_float_top1": self.spec.top1}
-        return {
-            "model": row.model, "method": row.method, "bits": row.bits, "images": str(row.options.images),
-            **tally.cells(), **{name: _cell(value, ".2f") for name, value in paper.items()},
-            "minutes": f"{minutes:.2f}", "paper_minutes": _cell(row.paper.minutes, "g"),
-            "engine": self.request.engine, "seed": str(row.options.seed),
-            "key": key_of(self.request, self.sources, row),
-        }  # fmt: skip
-
-    def _calibration(self, row: TableRow) -> ImageSet:
-        count, sources = row.options.images, self.sources
-        return load_images(
-            sources.calibration, self.model.preprocessing, count, row.options.seed, count, sources.calibration_where
-        )
-
-    def _calibrate(self, row: TableRow, images: ImageSet) -> dict[str, SitePlan]:
-        from ptq4vit_onnx.calibration.calibrate import calibrate
-        from ptq4vit_onnx.network.discovery import discover
-        from ptq4vit_onnx.network.tape import record
-
-        pixels, options = images.images, row.options
-        order = [site.name for site in discover(self.model.module, pixels[:1])]
-        tick = ticks(self.progress, len(order), f"{row}: calibrating")
-        tape = record(self.model.module, pixels, options.seed, options.labels)
-        found = calibrate(tape, options, on_site=lambda _recording, _plan: tick(1), pixels=self.model.pixel_grid)
-        tick(1)  # ends the bar
-        return {name: found[name] for name in order}
-
-    def require_labels(self) -> None:
-        source, model = self.sources.validation, self.model
-        labels = self._open(silent).labels
-        if labels is None:
-            raise _no_labels(source.data)
-        if not ((labels >= 0) & (labels < model.classes)).all():
-            raise UserError(
-                f"{source.data} has labels beyond 0..{model.classes - 1}, the classes of {model.name}; "
-                "give images of this model's classes"
-            )
-
-    def _chunks(self, row: TableRow) -> Iterator[ImageSet]:
-        yield from self._open(lambda items, title: self.progress(items, f"{row}: {title}")).chunks
-
-    def _open(self, progress: Progress) -> ImageStream:
-        return open_images(self.sources.validation, self.model.name, self.model.preprocessing, progress)
-
-    def _float(self, number: int, images: Array) -> Array:
-        from ptq4vit_onnx.simulation.fake import simulate
-
-        if number == len(self.reference):
-            self.reference.append(simulate(self.model.module, None, images))
-        return self.reference[number]
-
-    def _engine(
-        self, row: TableRow, plans: Mapping[str, SitePlan], images: ImageSet
-    ) -> AbstractContextManager[Predict]:
-        if self.request.engine == "simulator":
-            return simulated(self.model, plans)
-        return in_integers(self.model, row, plans, images)
-
-
-@contextmanager
-def simulated(model: LoadedModel, plans: Mapping[str, SitePlan], batch: int = 16) -> Iterator[Predict]:
-    """Fake-quantised torch, as the paper's numbers are, but with the weights that ship (see saturation_safe_weights).
-
-    Weights are quantised once for all images.
-    """
-    from ptq4vit_onnx.simulation.fake import predictor
-
-    yield predictor(model.module, plans, batch)
-
-
-@contextmanager
-def in_integers(
-    model: LoadedModel, row: TableRow, plans: Mapping[str, SitePlan], images: ImageSet
-) -> Iterator[Predict]:
-    """The quantised file in ONNX Runtime; every product has to run on an exact integer kernel."""
-    from ptq4vit_onnx.files.provenance import versions
-    from ptq4vit_onnx.float_export.exporter import export_float
-    from ptq4vit_onnx.network.discovery import discover
-    from ptq4vit_onnx.plan.scale_plan import ScalePlan
-    from ptq4vit_onnx.proof.kernels import audit
-    from ptq4vit_onnx.proof.prove import quantize_model
-    from ptq4vit_onnx.runtime.session import run, session
-
-    sites = discover(model.module, images.images[:1])
-    plan = ScalePlan(
-        model.name, model.fingerprint, images.fingerprint, row.options.to_data(), versions(), dict(plans)
-    )  # fmt: skip
-    with scratch_folder() as folder:
-        path, _ = quantize_model(export_float(model, sites), plan, folder / "model.onnx")
-        kernels = audit(path, plan)
-        kernels.require_integer()
-        kernels.require_exact()
-        runner = session(path, threads=0)
-        yield lambda images: run(runner, images)
-
-
-def key_of(request: Request, sources: Sources, row: TableRow) -> str:
-    """Names everything that a row's result depends on; equal keys are the same measurement."""
-    where = sources.validation.where
-    identity = {
-        "version": __version__, "table": request.table, "model": row.model, "method": row.method,
-        "options": row.options.to_data(), "weights": file_identity(request.checkpoints.get(row.model)),
-        "validation": sources.identities[0], "limit": request.limit,
-        "where": None if where is None else [where.column, where.value],
-        "calibration": sources.identities[1], "engine": request.engine,
-    }  # fmt: skip
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+            add_row(request.csv, bench.measure(row), order)
+    return skipped
 
 
 def _require_checkpoints(request: Request) -> None:
@@ -264,15 +81,3 @@ def _require_checkpoints(request: Request) -> None:
             raise UserError(f"--checkpoint {name}={path}: {name} is not asked for; name it in --models")
         if not path.is_file():
             raise UserError(f"no checkpoint at {path} for {name}; give a .safetensors, .pth, .pt or .bin file")
-
-
-def _subfolder(data: Path, names: Sequence[str]) -> Path | None:
-    return next((data / name for name in names if (data / name).is_dir()), None)
-
-
-def _no_labels(data: Path | None) -> UserError:
-    return UserError(f"{data} has no labels to count hits by; give an ImageFolder tree or a folder with labels.csv")
-
-
-def _cell(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)

@@ -18,7 +18,7 @@ from ptq4vit_onnx.images.stream import Where
 from ptq4vit_onnx.output_kinds import metrics
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.runtime.session import run
-from ptq4vit_onnx.studies import reproduce
+from ptq4vit_onnx.studies import measuring, reproduce
 from ptq4vit_onnx.studies import table_files as reproduced_rows
 from ptq4vit_onnx.studies.paper_tables import Printed, TableRow, rows_of
 from ptq4vit_onnx.studies.table_files import COLUMNS
@@ -53,8 +53,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         known = {"model": row.model, "method": row.method, "bits": row.bits, "top1": "1.00"}
         return {**dict.fromkeys(COLUMNS, ""), **known, "key": reproduce.key_of(bench.request, bench.sources, row)}
 
-    monkeypatch.setattr(reproduce._Bench, "measure", measure)
-    monkeypatch.setattr(reproduce._Bench, "require_labels", lambda bench: None)
+    monkeypatch.setattr(measuring.Bench, "measure", measure)
+    monkeypatch.setattr(measuring.Bench, "require_labels", lambda bench: None)
     monkeypatch.setattr(reproduce, "load", lambda spec, checkpoint: None)
     return names
 
@@ -166,7 +166,7 @@ def test_other_labels_or_images_are_another_measurement(
 def test_an_interrupted_run_leaves_whole_rows_and_goes_on(
     command: Callable[..., int], measured: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = reproduce._Bench.measure
+    whole = measuring.Bench.measure
 
     def interrupted(bench: Any, row: TableRow) -> dict[str, str]:
         if len(measured) == 2:
@@ -174,9 +174,9 @@ def test_an_interrupted_run_leaves_whole_rows_and_goes_on(
         return whole(bench, row)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reproduce._Bench, "measure", interrupted)
+        patch.setattr(measuring.Bench, "measure", interrupted)
         assert command() == 130
-    assert sorted(path.name for path in Path("out").iterdir()) == ["table1.csv", "table1.md"]
+    assert sorted(path.name for path in Path("out").iterdir()) == ["table1.csv", "table1.md", "table1_minutes.csv"]
     assert [row["method"] for row in rows_in(Path("out/table1.csv"))] == ["Base PTQ", "Base PTQ"]
     assert Path("out/table1.md").read_text().count("| vit_digits |") == 2
     assert command() == 0
@@ -189,7 +189,7 @@ def test_a_run_stopped_while_writing_leaves_the_file_before_or_after_the_row(
     real = Path.replace
 
     def stopped(path: Path, target: Any) -> Path:
-        if len(measured) == 2 and str(target).endswith(".csv"):
+        if len(measured) == 2 and str(target).endswith("table1.csv"):
             raise KeyboardInterrupt
         return real(path, target)
 
@@ -197,7 +197,7 @@ def test_a_run_stopped_while_writing_leaves_the_file_before_or_after_the_row(
         patch.setattr(Path, "replace", stopped)
         assert command() == 130
     assert len(rows_in(Path("out/table1.csv"))) == 1
-    assert sorted(path.name for path in Path("out").iterdir()) == ["table1.csv", "table1.md"]
+    assert sorted(path.name for path in Path("out").iterdir()) == ["table1.csv", "table1.md", "table1_minutes.csv"]
 
 
 def test_the_markdown_shows_the_rows_of_the_csv_without_empty_columns(
