@@ -60,6 +60,10 @@ def export(
     allow_float: bool = False,
     target: Target = "onnxruntime",
     method: Preset | None = None,
+    max_size: int | str | None = None,
+    max_kl: float | None = None,
+    max_drop: float | None = None,
+    average_weight_bits: float | None = None,
     progress: Progress = silent,
     **options: Any,
 ) -> Report:
@@ -79,7 +83,9 @@ def export(
     [n, H, W, C] of a decoder. allow_float: leave products that cannot be computed in integers (depthwise convolutions,
     stems of few channels) in float and name them, which is an error otherwise. target: the engine that model.onnx is to
     be fastest in, "onnxruntime" or "openvino"; both compute either file. method: "ptq4vit" (the default),
-    exactly as published ("paper"), or the paper's Base PTQ ("base"). options: fields of
+    exactly as published ("paper"), or the paper's Base PTQ ("base"). max_size, max_kl, max_drop, average_weight_bits:
+    a budget in the place of a width: the best file of at most so many bytes ("4MB") or bits per weight, or the smallest
+    one within a KL or a drop of top-1; widths are then chosen for every weight. options: fields of
     ptq4vit_onnx.plan.options.Options, e.g. images=32, seed=0. The report's `to_data()` is what report.json holds.
 
     torch, logging, warnings and the environment are afterwards as before. torch's threads sleep while they wait if
@@ -96,7 +102,8 @@ def export(
         called, bits, weight_bits=weight_bits, activation_bits=activation_bits, data=data, output=output,
         checkpoint=checkpoint, random_weights=random_weights, plan=plan, batch=batch, force=force, img_size=img_size,
         force_data=force_data, input=input, output_kind=output_kind, num_classes=num_classes, given=given,
-        allow_float=allow_float, target=target, method=method, **options,
+        allow_float=allow_float, target=target, method=method, max_size=max_size, max_kl=max_kl, max_drop=max_drop,
+        average_weight_bits=average_weight_bits, **options,
     )  # fmt: skip
     return run(request, progress)
 

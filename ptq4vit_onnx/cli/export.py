@@ -41,12 +41,19 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
         description="Export, calibrate, quantise and prove a model; writes model.onnx, float.onnx, "
                     "plan.json, report.json, report.html, and plan.safetensors where the plan stores codes of weights.",
     )  # fmt: skip
+    add_model(export, "output folder; of several models, where their folders go (./MODEL_wKaK)")
+    add_method(export)
+    add_workers(export)
+    return export
+
+
+def add_model(export: argparse.ArgumentParser, output: str) -> None:
+    """The model, its weights and its images. output: the help of --output."""
     export.add_argument(
         "--model", action="append", help=f"a name of `ptq4vit-onnx models`, a timm name, transformers:NAME, "
                                          f"torchvision:NAME, or a folder with config.json; may be repeated ({DEFAULT})"
     )  # fmt: skip
-    export.add_argument("--output", "--out", type=Path, metavar="DIR",
-                        help="output folder; of several models, where their folders go (./MODEL_wKaK)")  # fmt: skip
+    export.add_argument("--output", "--out", type=Path, metavar="DIR", help=output)
     export.add_argument("--force", action="store_true", help="replace an earlier export")
     export.add_argument("--batch", type=batch_size, metavar="N", help="fix the batch size (dynamic)")
     export.add_argument("--img-size", metavar="N", help="height and width of images, 384 or 256x384 (the model's own)")
@@ -78,18 +85,17 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
         "--force-data", action="store_true", help="calibrate also on images that are all equal or of one colour"
     )
     images.add_argument("--seed", type=int, help="picks images, signs and sampled labels (0)")
-    _add_method(export)
-    add_workers(export)
-    return export
 
 
-def _add_method(export: argparse.ArgumentParser) -> None:
+def add_method(export: argparse.ArgumentParser, widths: bool = True) -> None:
+    """widths: whether the bits of weights, or a plan, can be given."""
     group = export.add_argument_group("quantisation")
-    group.add_argument("--bits", type=_bits, metavar="K", help="bits of weights and activations, 2..8 (8)")
-    group.add_argument("--weight-bits", type=_bits, metavar="K", help="bits of weights alone")
+    if widths:
+        group.add_argument("--bits", type=_bits, metavar="K", help="bits of weights and activations, 2..8 (8)")
+        group.add_argument("--weight-bits", type=_bits, metavar="K", help="bits of weights alone")
+        _add_budget(group.add_mutually_exclusive_group())
+        group.add_argument("--plan", type=Path, metavar="FILE", help="apply this plan.json instead of calibrating")
     group.add_argument("--activation-bits", type=_bits, metavar="K", help="bits of activations alone")
-    add_budget(group.add_mutually_exclusive_group())
-    group.add_argument("--plan", type=Path, metavar="FILE", help="apply this plan.json instead of calibrating")
     group.add_argument("--method", choices=get_args(Method), help="ptq4vit, or the paper's Base PTQ (ptq4vit)")
     group.add_argument("--paper", action="store_true",
                        help="PTQ4ViT exactly as published: layer-wise symmetric scales, both twins, no "
@@ -125,7 +131,7 @@ def _add_method(export: argparse.ArgumentParser) -> None:
                             "value: always (auto; with --paper none)")  # fmt: skip
 
 
-def add_budget(group: Any) -> None:
+def _add_budget(group: Any) -> None:
     """Instead of a width of weights."""
     group.add_argument("--max-size", metavar="SIZE", help="the best file of at most so many bytes: 4MB, 3.5MiB")
     group.add_argument("--max-kl", type=number, metavar="X", help="the smallest file with at most this KL from float")
@@ -139,7 +145,7 @@ def request_from(parsed: argparse.Namespace) -> ExportRequest:
     if parsed.paper and parsed.method == "base":
         raise UserError("--paper and --method base exclude each other; give one of them")
     given = {name: getattr(parsed, name) for name in _FIELDS if getattr(parsed, name) is not None}
-    asked = {name: getattr(parsed, name) for name in _REQUEST}
+    asked: dict[str, Any] = {name: getattr(parsed, name, None) for name in _REQUEST}
     return resolve_request(**asked, method="paper" if parsed.paper else parsed.method, **given)
 
 

@@ -22,6 +22,7 @@ from ptq4vit_onnx.cli import bench as cli_bench
 from ptq4vit_onnx.cli import evaluate as cli_eval
 from ptq4vit_onnx.cli import export as cli_export
 from ptq4vit_onnx.cli import exports as cli_exports
+from ptq4vit_onnx.cli import pareto as cli_pareto
 from ptq4vit_onnx.cli import reproduce as cli_reproduce
 from ptq4vit_onnx.cli.arguments import Outcome, workers
 from ptq4vit_onnx.cli.tables import table
@@ -186,9 +187,12 @@ def build_parser() -> argparse.ArgumentParser:
         (cli_eval.add_eval, cli_eval.run_eval),
         (cli_eval.add_parity, cli_eval.run_parity),
         (cli_bench.add_bench, cli_bench.run_bench),
+        (cli_pareto.add_pareto, cli_pareto.run_pareto),
         (cli_reproduce.add_reproduce, cli_reproduce.run_reproduce),
     ):
-        add(commands).set_defaults(command=_printed(run), resumes=run is cli_reproduce.run_reproduce)
+        add(commands).set_defaults(
+            command=_printed(run), resumes=run in (cli_reproduce.run_reproduce, cli_pareto.run_pareto)
+        )
     return parser
 
 

@@ -38,17 +38,15 @@ class TrialFiles:
         self.folder, self.input, self.target = folder, input, target
         self._float: list[Outputs] = []
 
-    def build(self, sites: Mapping[str, SitePlan], path: Path) -> ScalePlan:
-        """The file, as an export writes it; its plan."""
-        plan = self.complete(sites)
+    def write(self, plan: ScalePlan, path: Path) -> None:
+        """The file, as an export writes it."""
         quantised, _ = quantize(read_proto(self.float_path), plan, self.input, self.target)
         gc.collect()  # a graph of onnx-graphsurgeon, which holds all weights, is full of cycles
         save_model(quantised, path)
-        return plan
 
     def make(self, sites: Mapping[str, SitePlan]) -> Measured:
         path = self.folder / "trial.onnx"
-        self.build(sites, path)
+        self.write(self.complete(sites), path)
         try:
             return self.measure(path)
         finally:

@@ -134,21 +134,25 @@ class Bench:
         return found
 
     def _calibration(self, row: TableRow) -> ImageSet:
+        """The images that the row searches on; behind them more to round on, if it rounds weights together."""
+        from ptq4vit_onnx.planning.sites import rounding_images
+
         count, sources = row.options.images, self.sources
         return load_images(
-            sources.calibration, self.model.preprocessing, count, row.options.seed, count, sources.calibration_where
-        )
+            sources.calibration, self.model.preprocessing, max(count, rounding_images(self.model, row.options)),
+            row.options.seed, count, sources.calibration_where,
+        )  # fmt: skip
 
     def _calibrate(self, row: TableRow, images: ImageSet) -> dict[str, SitePlan]:
-        from ptq4vit_onnx.calibration.calibrate import calibrate
         from ptq4vit_onnx.network.discovery import discover
-        from ptq4vit_onnx.network.tape import record
+        from ptq4vit_onnx.planning.sites import plan_sites
 
         pixels, options = images.images, row.options
         order = [site.name for site in discover(self.model.module, pixels[:1])]
         tick = ticks(self.progress, len(order), f"{row}: calibrating")
-        tape = record(self.model.module, pixels, options.seed, options.labels)
-        found = calibrate(tape, options, on_site=lambda _recording, _plan: tick(1), pixels=self.model.pixel_grid)
+        found = plan_sites(
+            self.model, pixels[: options.images], options, rounded_on=pixels, on_site=lambda _recording, _plan: tick(1)
+        )
         tick(1)  # ends the bar
         return {name: found[name] for name in order}
 
