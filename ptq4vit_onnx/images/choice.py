@@ -118,9 +118,9 @@ def choose_images(
     if data is None:
         most = min(max(count, rounding), count_digits("calibration"))
         digits = embedded_digits(preprocessing, "calibration", max(count, most), seed)
-        trained_on = embedded_digits(preprocessing, "train", min(choosing, count_digits("train")), seed)
-        measured = embedded_digits(preprocessing, "test")
-        return ChosenImages(digits.part(slice(count)), measured, True, digits, trained_on if choosing else None)
+        measured, chosen_on = embedded_digits(preprocessing, "test"), min(choosing, count_digits("train"))
+        others = embedded_digits(preprocessing, "train", chosen_on, seed) if chosen_on else None
+        return ChosenImages(digits.part(slice(count)), measured, True, digits, others)
     more, most = max(0, rounding - count), most_held_out(preprocessing)
     choosing = min(choosing, MOST_CHOOSING * most)
     read = load_images(data, preprocessing, count + most + more + choosing, seed, count, progress=progress)

@@ -41,8 +41,10 @@ def fill(folder: Path, images: int) -> None:
         Image.new("RGB", (8, 8), (number % 256, number // 256, 0)).save(folder / f"{number:03}.png")
 
 
-def choose(data: Path | None, rule: Preprocessing = COLOUR, spec: ModelSpec = PHOTO_MODEL) -> ChosenImages:
-    return choose_images(spec, data, rule, COUNT, seed=0)
+def choose(
+    data: Path | None, rule: Preprocessing = COLOUR, spec: ModelSpec = PHOTO_MODEL, rounding: int = 0
+) -> ChosenImages:
+    return choose_images(spec, data, rule, COUNT, seed=0, rounding=rounding)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,52 @@ def test_whether_a_given_plan_saw_the_images_is_known_by_their_fingerprint() -> 
     chosen = choose(None)
     assert chosen.for_plan(chosen.calibration.fingerprint) is chosen
     assert chosen.for_plan("0" * 64).measured_on.held_out is None
+
+
+@pytest.mark.parametrize(
+    ("files", "rounding", "rounded", "measured"),
+    [
+        (COUNT + 40, 16, 16, 28),  # as many as are asked for, of what is left
+        (COUNT + 40, 400, COUNT + 20, 20),  # half of that at most
+        (COUNT + 41, 400, COUNT + 20, 21),
+        (COUNT + MOST_HELD_OUT + 30, 16, 16, MOST_HELD_OUT),
+        (COUNT + 40, 0, COUNT, 40),
+        (COUNT + 40, COUNT - 1, COUNT, 40),  # never fewer than are searched on
+        (COUNT, 16, COUNT, BUILT_IN_HELD_OUT),
+        (COUNT + 12, 16, COUNT + 6, BUILT_IN_HELD_OUT),  # too few are left to measure on
+    ],
+)
+def test_weights_are_rounded_on_what_is_calibrated_on_and_on_others_that_nothing_is_measured_on(
+    files: int, rounding: int, rounded: int, measured: int, folder: Path
+) -> None:
+    fill(folder, files)
+    chosen = choose(folder, rounding=rounding)
+    used = chosen.rounded_on
+    assert (len(chosen.calibration), len(used), len(chosen.measured)) == (COUNT, rounded, measured)
+    assert chosen.calibration.fingerprint == choose(folder).calibration.fingerprint
+    assert used.names[:COUNT] == chosen.calibration.names
+    assert np.array_equal(used.images[:COUNT], chosen.calibration.images)
+    assert len(set(used.names)) == len(used.names) == len(used.images)
+    assert not set(used.names) & set(chosen.measured.names) and chosen.held_out
+
+
+def test_digits_are_rounded_on_as_far_as_there_are_any() -> None:
+    few, more, all_of_them = (choose(None, DIGITS, DIGIT_MODEL, rounding) for rounding in (0, 30, 400))
+    assert [len(item.rounded_on) for item in (few, more, all_of_them)] == [COUNT, 30, 100]
+    for chosen in (few, more, all_of_them):
+        assert chosen.calibration.fingerprint == few.calibration.fingerprint
+        assert np.array_equal(chosen.rounded_on.images[:COUNT], few.calibration.images)
+        assert chosen.measured.source == "embedded digits (test)"
+
+
+def test_built_in_photos_are_rounded_on_that_are_not_measured_on() -> None:
+    few, more = (choose(None, rounding=rounding) for rounding in (0, 30))
+    assert (len(few.rounded_on), len(more.rounded_on)) == (COUNT, 30)
+    assert more.calibration.fingerprint == few.calibration.fingerprint
+    assert more.measured.fingerprint == few.measured.fingerprint
+    assert np.array_equal(more.rounded_on.images[:COUNT], few.calibration.images)
+    used, held_out = ({name.partition(",")[0] for name in part.names} for part in (more.rounded_on, more.measured))
+    assert not used & held_out
 
 
 def test_a_model_of_other_channels_without_data_is_refused_by_its_name() -> None:

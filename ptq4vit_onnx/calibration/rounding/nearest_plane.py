@@ -134,10 +134,11 @@ def _lower(hessian: Tensor) -> Tensor:
 
 def _ridge(weight: Tensor, moments: Moments, hessian: Tensor, used: Tensor) -> Tensor:
     """W' = argmin sum d |q W' - x W|^2 + r |W' - W|^2, q the quantised inputs of x."""
-    ridge = RIDGE * float(moments.quantised.double().diagonal().mean())
+    mean = float(moments.quantised.double().diagonal().mean())
+    ridge = RIDGE * mean if mean > 0 else 1.0  # without any inputs, W' is W
     kept = used[:, None] & used
     gram = moments.quantised.double() * kept
-    gram.diagonal().add_(max(ridge, 1e-30))
+    gram.diagonal().add_(ridge)
     wanted = (moments.crossed.double() * kept) @ weight.double() + ridge * weight.double()
     solved: Tensor = torch.cholesky_solve(wanted, torch.linalg.cholesky(gram))
     return solved.float()
