@@ -1,12 +1,13 @@
 """Work on several processes and machines: how time falls with workers, what stays serial, and what faults change.
 
-    python benchmarks/many_machines.py exports table evaluation kills costs    # all parts, or some
+    python benchmarks/many_machines.py exports table evaluation kills costs prediction    # all parts, or some
 
 exports      four independent exports, on one and on two worker processes of one thread each, in turns
 table        Table 1 of ViT-T and DeiT-T on 2000 photos: in one process, and on a Ray cluster of two workers
 evaluation   `eval` on 2000 photos: in one process, on processes, on Ray
 kills        Table 1 of ViT-T on a Ray cluster of a head and a second node: workers, a node and the driver are killed
-costs        seconds of a recording, a search, a forward pass: what the prediction for other clusters stands on
+costs        CPU seconds of a recording, a search, a forward pass
+prediction   Table 1 on 50,000 photos on other clusters, from these costs (see cluster_prediction.py)
 Rows are kept part by part. `table` and `kills` keep what they have measured in --folder, and go on from there. Needs
 ray and the real weights and photos (see real_data.py). Ends with 1 where the bytes of two results differ.
 """
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks import real_data, results
+from benchmarks import cluster_prediction, real_data, results
 
 NAME = "many_machines"
 PORT = "6393"
@@ -274,6 +275,11 @@ def costs(_folder: Path) -> Iterator[Row]:
         yield {"model": name, "method": options.method, "load": loaded, **spent}
 
 
+def prediction(_folder: Path) -> Iterator[Row]:
+    known = [row for row in results.read(NAME)["rows"] if row["part"] == "costs"]
+    yield from cluster_prediction.rows(known)
+
+
 FAULTS: dict[str, Callable[[subprocess.Popen[bytes], Path, Cluster], int]] = {
     "nothing": lambda _driver, _place, _own: 0,
     "two workers": _kill_workers,
@@ -281,7 +287,7 @@ FAULTS: dict[str, Callable[[subprocess.Popen[bytes], Path, Cluster], int]] = {
     "the driver": _kill_driver,
 }
 PARTS: dict[str, Callable[[Path], Iterator[Row]]] = {
-    part.__name__: part for part in (exports, table, evaluation, kills, costs)
+    part.__name__: part for part in (exports, table, evaluation, kills, costs, prediction)
 }
 
 
