@@ -195,9 +195,13 @@ def _exports(rows: Sequence[Row]) -> str:
 def _side_by_side(rows: Sequence[Row]) -> str:
     return _table(
         ("on", "seconds", "cores that others kept busy", "same bytes"),
-        [(row["on"], f"{row['seconds']:.0f}", f"{row['others']:.1f}", "yes" if row["same bytes"] else "NO")
+        [(row["on"], f"{row['seconds']:.0f}", _known(row["others"]), "yes" if row["same bytes"] else "NO")
          for row in rows],
     )  # fmt: skip
+
+
+def _known(cores: float | None) -> str:
+    return "-" if cores is None else f"{cores:.1f}"
 
 
 def _kills(rows: Sequence[Row]) -> str:
