@@ -1,12 +1,13 @@
 """Work on several processes and machines: how time falls with workers, what stays serial, and what faults change.
 
-    python benchmarks/many_machines.py exports table evaluation kills costs    # all parts, or some
+    python benchmarks/many_machines.py exports table evaluation kills costs prediction    # all parts, or some
 
 exports      four independent exports, on one and on two worker processes of one thread each, in turns
 table        Table 1 of ViT-T and DeiT-T on 2000 photos: in one process, and on a Ray cluster of two workers
 evaluation   `eval` on 2000 photos: in one process, on processes, on Ray
 kills        Table 1 of ViT-T on a Ray cluster of a head and a second node: workers, a node and the driver are killed
-costs        seconds of a recording, a search, a forward pass: what the prediction for other clusters stands on
+costs        CPU seconds of a recording, a search, a forward pass
+prediction   Table 1 on 50,000 photos on other clusters, from these costs (see cluster_prediction.py)
 Rows are kept part by part. `table` and `kills` keep what they have measured in --folder, and go on from there. Needs
 ray and the real weights and photos (see real_data.py). Ends with 1 where the bytes of two results differ.
 """
@@ -16,32 +17,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks import real_data, results
+from benchmarks import cluster_prediction, ray_faults, real_data, results
 
 NAME = "many_machines"
-PORT = "6393"
-JOURNAL = ".table1.csv.resume.jsonl"  # what a driver keeps until its table is whole
 PROGRAM = [sys.executable, "-m", "ptq4vit_onnx"]
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 Row = dict[str, Any]
 
 
 class Load:
-    """How busy this machine was with other things, while the block ran."""
+    """How busy this machine was with other things, while the block ran. Ray's processes count among these: nobody
+    waits for them."""
 
     def __enter__(self) -> Load:
         self.started, self.before = time.perf_counter(), self._busy()
@@ -69,7 +66,7 @@ def exports(_folder: Path) -> Iterator[Row]:
     from ptq4vit_onnx.tasks.start import LocalProcesses, opened
 
     os.environ["OMP_NUM_THREADS"] = "1"
-    for turn in range(3):
+    for turn in range(2):
         for jobs in (1, 2):
             with tempfile.TemporaryDirectory() as scratch, Load() as load, opened(LocalProcesses(jobs)) as tasks:
                 options = [Options(weight_bits=bits, activation_bits=8, images=16) for bits in (8, 7, 6, 5)]
@@ -105,7 +102,7 @@ def table(folder: Path) -> Iterator[Row]:
         kept = place.with_suffix(".json")
         if not kept.exists():
             seconds, others = run([*reproduce("vit_t", "deit_t"), "--out", str(place), *options])
-            kept.write_text(json.dumps({"seconds": seconds, "others": others}))
+            kept.write_text(json.dumps({"seconds": seconds, "others": None if options else others}))
         same = (place / "table1.csv").read_bytes() == (folder / "table_alone" / "table1.csv").read_bytes()
         yield {"on": name, **json.loads(kept.read_text()), "same bytes": same}
 
@@ -125,117 +122,38 @@ def evaluation(folder: Path) -> Iterator[Row]:
         with Load() as load:
             done = subprocess.run([*command, *options], env=ONE_THREAD, capture_output=True, check=True)
         first = first or done.stdout
-        yield {"on": name, "seconds": load.seconds, "others": load.others, "same bytes": done.stdout == first}
-
-
-@dataclass(frozen=True)
-class Cluster:
-    address: str
-    environment: dict[str, str]
-    token: str
-
-
-@contextmanager
-def cluster() -> Iterator[Cluster]:
-    """A head and a second node of one CPU each, as processes of their own, ended by their ids: there may be others."""
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="mm") as place:
-        token = Path(place) / "token"  # of this cluster alone
-        token.touch(0o600)
-        token.write_text(secrets.token_hex(32))
-        own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
-        environment, ray = {**ONE_THREAD, **own}, str(Path(sys.executable).with_name("ray"))
-        head = ["--head", "--port", PORT, "--temp-dir", place, "--include-dashboard=false"]
-        try:
-            for options in (head, ["--address", f"127.0.0.1:{PORT}"]):
-                command = [ray, "start", *options, "--num-cpus", "1"]
-                subprocess.run(command, env=environment, check=True, capture_output=True)
-            yield Cluster(f"127.0.0.1:{PORT}", environment, str(token))
-        finally:
-            for number in _processes(str(token)):
-                _kill(number)
-
-
-def _processes(token: str, program: str = "") -> list[int]:
-    """Of the cluster with this token, which all its processes have in their environment: those that run `program`."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            environment, line = (entry / "environ").read_bytes(), (entry / "cmdline").read_bytes()
-        except OSError:
-            continue
-        is_at_work = not (line.startswith(b"ray::") and (b"IDLE" in line or b"Agent" in line))
-        if token.encode() in environment and program.encode() in line and (is_at_work or not program):
-            found.append(int(entry.name))
-    return sorted(found)
-
-
-def _kill(number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(number, signal.SIGKILL)
+        others = None if "--ray" in options else load.others
+        yield {"on": name, "seconds": load.seconds, "others": others, "same bytes": done.stdout == first}
 
 
 def kills(folder: Path) -> Iterator[Row]:
     """vit_t's four rows, 4 calibration images and 192 photos: undisturbed, and with each fault, to the same bytes."""
     command = [*PROGRAM, *reproduce("vit_t", limit=192, images=4)]
     first: bytes | None = None
-    for name, fault in FAULTS.items():
+    for name, fault in ray_faults.FAULTS.items():
         place = folder / f"kills_{name.replace(' ', '_')}"
-        with cluster() as own, Load() as load:
+        with ray_faults.cluster() as own, Load() as load:
             arguments = [*command, "--out", str(place), "--ray", own.address]
             driver = subprocess.Popen(arguments, env=own.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             killed = fault(driver, place, own)
             said, kept = driver.communicate()[1].decode(), 0
             if driver.returncode == -signal.SIGKILL:
-                kept = (place / JOURNAL).read_text().count("\n")
+                kept = (place / ray_faults.JOURNAL).read_text().count("\n")
                 said = subprocess.run(arguments, env=own.environment, capture_output=True, text=True, check=True).stderr
         csv = (place / "table1.csv").read_bytes()
         first = first or csv
         lines = [line.split() for line in said.splitlines()]
         tasks = sum(int(line[2]) for line in lines if len(line) >= 4 and line[1].isdecimal())
         again = sum(int(line[-1]) for line in lines if len(line) == 5 and line[1].isdecimal())
-        yield {"killed": name, "kills": killed, "seconds": load.seconds, "others": load.others, "kept": kept,
-               "tasks": tasks, "tried again": again, "same bytes": csv == first}  # fmt: skip
-
-
-def _kill_workers(_driver: subprocess.Popen[bytes], _place: Path, own: Cluster) -> int:
-    """Two workers in the middle of a task, one after the other."""
-    killed: set[int] = set()
-    while len(killed) < 2:
-        time.sleep(0.5)
-        busy = [number for number in _processes(own.token, "ray::") if number not in killed and _spent(number) > 4]
-        for number in busy[:1]:
-            _kill(number)
-            killed.add(number)
-    return len(killed)
-
-
-def _kill_node(_driver: subprocess.Popen[bytes], place: Path, own: Cluster) -> int:
-    """The raylet that was started last, once it has had a task."""
-    _wait_for(place, 2)
-    _kill(_processes(own.token, "raylet/raylet")[-1])
-    return 1
-
-
-def _kill_driver(driver: subprocess.Popen[bytes], place: Path, _own: Cluster) -> int:
-    _wait_for(place, 3)
-    driver.kill()
-    return 1
-
-
-def _wait_for(place: Path, count: int) -> None:
-    """Until so many tasks have ended."""
-    kept = place / JOURNAL
-    while not kept.exists() or kept.read_text().count("\n") < count:
-        time.sleep(0.2)
-
-
-def _spent(number: int) -> float:
-    """CPU seconds of a process."""
-    try:
-        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        yield {
+            "killed": name,
+            "kills": killed,
+            "seconds": load.seconds,
+            "kept": kept,
+            "tasks": tasks,
+            "tried again": again,
+            "same bytes": csv == first,
+        }
 
 
 def costs(_folder: Path) -> Iterator[Row]:
@@ -274,14 +192,13 @@ def costs(_folder: Path) -> Iterator[Row]:
         yield {"model": name, "method": options.method, "load": loaded, **spent}
 
 
-FAULTS: dict[str, Callable[[subprocess.Popen[bytes], Path, Cluster], int]] = {
-    "nothing": lambda _driver, _place, _own: 0,
-    "two workers": _kill_workers,
-    "a node": _kill_node,
-    "the driver": _kill_driver,
-}
+def prediction(_folder: Path) -> Iterator[Row]:
+    known = [row for row in results.read(NAME)["rows"] if row["part"] == "costs"]
+    yield from cluster_prediction.rows(known)
+
+
 PARTS: dict[str, Callable[[Path], Iterator[Row]]] = {
-    part.__name__: part for part in (exports, table, evaluation, kills, costs)
+    part.__name__: part for part in (exports, table, evaluation, kills, costs, prediction)
 }
 
 

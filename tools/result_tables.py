@@ -164,10 +164,84 @@ def file_size(rows: Sequence[Row]) -> str:
     return _table(("model", "file", "MB (the paper's)", *(f"ms to load, {titles[item]}" for item in engines)), lines)
 
 
+def many_machines(rows: Sequence[Row]) -> str:
+    """A table for each part of the benchmark."""
+    parts = {
+        "Four independent exports, one thread each": _exports,
+        "Table 1 of ViT-T and DeiT-T, 2000 photos": _side_by_side,
+        "`eval` of ViT-T, 2000 photos": _side_by_side,
+        "Killed on the way": _kills,
+        "Seconds of one core": _costs,
+        "Table 1 on 50,000 photos, predicted": _prediction,
+    }
+    names = ("exports", "table", "evaluation", "kills", "costs", "prediction")
+    return "\n\n".join(
+        f"### {title}\n\n{make([row for row in rows if row['part'] == name])}"
+        for name, (title, make) in zip(names, parts.items(), strict=True)
+        if any(row["part"] == name for row in rows)
+    )
+
+
+def _exports(rows: Sequence[Row]) -> str:
+    found = {(row["turn"], row["workers"]): row for row in rows}
+    lines = []
+    for turn in sorted({turn for turn, _ in found}):
+        one, two = found[turn, 1], found[turn, 2]
+        lines.append((turn + 1, *(f"{row['seconds']:.0f} s ({row['others']:.1f})" for row in (one, two)),
+                      f"{one['seconds'] / two['seconds']:.2f}x"))  # fmt: skip
+    return _table(("turn", "one worker (cores that others kept busy)", "two workers", "faster"), lines)
+
+
+def _side_by_side(rows: Sequence[Row]) -> str:
+    return _table(
+        ("on", "seconds", "cores that others kept busy", "same bytes"),
+        [(row["on"], f"{row['seconds']:.0f}", _known(row["others"]), "yes" if row["same bytes"] else "NO")
+         for row in rows],
+    )  # fmt: skip
+
+
+def _known(cores: float | None) -> str:
+    return "-" if cores is None else f"{cores:.1f}"
+
+
+def _kills(rows: Sequence[Row]) -> str:
+    return _table(
+        ("killed", "processes", "seconds", "tasks tried again", "results kept", "same bytes"),
+        [(row["killed"], row["kills"], f"{row['seconds']:.0f}", row["tried again"], row["kept"],
+          "yes" if row["same bytes"] else "NO") for row in rows],
+    )  # fmt: skip
+
+
+def _costs(rows: Sequence[Row]) -> str:
+    return _table(
+        ("model", "method", "recording (serial)", "search (a task a site)", "evidence (serial)", "float, an image",
+         "simulated, an image"),
+        [(row["model"], row["method"], *(f"{row[key]:.1f}" for key in ("record", "search", "evidence")),
+          *(f"{row[key]:.3f}" for key in ("float", "simulated"))) for row in rows],
+    )  # fmt: skip
+
+
+def _prediction(rows: Sequence[Row]) -> str:
+    return _table(
+        ("machines of 16 cores", "hours", "faster", "cores at work", "not below, however many", "dollars"),
+        [(row["machines"] or "one core of one", f"{row['hours']:.1f}", f"{row['faster']:.0f}x",
+          f"{row['busy percent']:.0f} %", f"{row['least hours']:.1f} h", f"{row['dollars']:.0f}") for row in rows],
+    )  # fmt: skip
+
+
 TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     **{
         make.__name__: make
-        for make in (families, embeddings_files, embeddings_curvature, mobile_sam, large_model, engines, file_size)
+        for make in (
+            families,
+            embeddings_files,
+            embeddings_curvature,
+            mobile_sam,
+            large_model,
+            engines,
+            file_size,
+            many_machines,
+        )
     },
     **dict.fromkeys(("speed_vnni", "speed_avx2", "two_threads_1", "two_threads_2", "two_threads_3"), speed),
 }

@@ -78,8 +78,9 @@ def _data(name: str, done: Finished) -> dict[str, Any]:
 
 def failures(models: Sequence[str], done: Sequence[Finished]) -> list[str]:
     """A line for each export that failed."""
+    said = {"defect": "; this is a defect, please report it"}
     return [
-        f"{name} was not exported: {' '.join(item.failure.line.split())}"
+        f"{name} was not exported: {' '.join(item.failure.line.split())}{said.get(item.failure.kind, '')}"
         for name, item in zip(models, done, strict=True) if item.failure is not None
     ]  # fmt: skip
 

@@ -43,7 +43,8 @@ def measure_shared(
     request: Request, sources: Sources, missing: Sequence[TableRow], order: Sequence[str], tasks: Tasks,
     progress: Progress,
 ) -> list[str]:  # fmt: skip
-    """Rows go to the CSV in the table's order, a model's as soon as they are known. Returns a line for each failure."""
+    """Rows go to the CSV in the table's order, a model's as soon as they are known. Returns a line for each failure;
+    a defect is raised, once the others have ended."""
     if not missing:
         return []
     kept = KeptResults(journal_of(request.csv.absolute()))
@@ -54,6 +55,9 @@ def measure_shared(
         table.heard(done)
     if not table.failures:
         kept.clear()
+    for _, _, failure in table.failures:
+        if failure.kind == "defect":
+            raise failure.error()
     return table.lines()
 
 

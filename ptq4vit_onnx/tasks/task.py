@@ -43,7 +43,9 @@ class Failure:
     def error(self) -> Exception:
         """As the same call in this process would have raised it."""
         kinds: dict[Kind, type[Exception]] = {"user": UserError, "parity": ParityError, "defect": DefectError}
-        return kinds[self.kind](self.line)
+        error = kinds[self.kind](self.line)
+        error.__cause__ = RuntimeError(self.trace) if self.trace else None  # the worker's own traceback
+        return error
 
 
 class DefectError(Exception):

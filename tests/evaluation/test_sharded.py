@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from ptq4vit_onnx import evaluate
+from ptq4vit_onnx.cli import main as cli
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.images import stream
 from ptq4vit_onnx.tasks.one_by_one import OneByOne
-from ptq4vit_onnx.tasks.start import LocalProcesses, opened
 
 
 @pytest.fixture
@@ -48,14 +48,21 @@ def test_damaged_images_change_nothing_in_that(
         evaluate(files, folder, tasks=OneByOne())
 
 
-def test_processes_find_the_same(files: list[Path], tmp_path: Path) -> None:
+def test_the_command_prints_the_same_with_jobs_and_who_did_what_beside_it(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The only one with real processes: 64 images at once, so 130 make three shards."""
     from ptq4vit_onnx.models.specs import DIGITS_FOLDER
 
     with np.load(DIGITS_FOLDER / "digits.npz", allow_pickle=False) as data:
         images = np.resize(data["images"], (130, 32, 32)).astype(np.float32)[:, None] / 16
     np.savez(tmp_path / "images.npz", images=images, labels=np.arange(130) % 10)
-    alone = evaluate(files, tmp_path / "images.npz", threads=1)
-    with opened(LocalProcesses(2)) as tasks:
-        shared = evaluate(files, tmp_path / "images.npz", tasks=tasks)
-    assert alone.to_data() == shared.to_data() and len(tasks.history) == 3
+    command = ["eval", *map(str, files), "--data", str(tmp_path / "images.npz"), "--json"]
+    assert cli.main(command) == 0
+    alone = capsys.readouterr()
+    assert cli.main([*command, "--jobs", "2"]) == 0
+    shared = capsys.readouterr()
+    assert shared.out == alone.out and alone.err == ""
+    title, *workers = shared.err.strip().splitlines()
+    assert title.split() == ["machine", "process", "tasks", "seconds", "failed", "tried", "again"]
+    assert sum(int(line.split()[2]) for line in workers) == 3
