@@ -5,6 +5,7 @@ export        `export`: arguments, and the request they stand for
 exports       `export` of several models
 evaluate      `eval` and `parity`
 bench         `bench`
+pareto        `pareto`
 reproduce     `reproduce`
 arguments     kinds of arguments that commands share
 tables        tables as text

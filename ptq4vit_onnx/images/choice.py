@@ -109,18 +109,9 @@ def choose_images(
     built-in photos that are not calibrated on. A model of other channels with no more images than `count` is measured
     on what it was calibrated on.
     """
-    if data is None and not spec.embedded:
-        require_rgb(preprocessing.size[0], spec.name)
-        photos = built_in_photos(preprocessing, "calibration", max(count, rounding), seed)
-        unseen = built_in_photos(preprocessing, "held out", BUILT_IN_HELD_OUT + choosing, seed)
-        measured, others = unseen.part(slice(BUILT_IN_HELD_OUT)), unseen.part(slice(BUILT_IN_HELD_OUT, None))
-        return ChosenImages(photos.part(slice(count)), measured, True, photos, others if choosing else None)
     if data is None:
-        most = min(max(count, rounding), count_digits("calibration"))
-        digits = embedded_digits(preprocessing, "calibration", max(count, most), seed)
-        measured, chosen_on = embedded_digits(preprocessing, "test"), min(choosing, count_digits("train"))
-        others = embedded_digits(preprocessing, "train", chosen_on, seed) if chosen_on else None
-        return ChosenImages(digits.part(slice(count)), measured, True, digits, others)
+        choose = _digits if spec.embedded else _photos
+        return choose(spec, preprocessing, count, seed, rounding, choosing)
     more, most = max(0, rounding - count), most_held_out(preprocessing)
     choosing = min(choosing, MOST_CHOOSING * most)
     read = load_images(data, preprocessing, count + most + more + choosing, seed, count, progress=progress)
@@ -142,6 +133,28 @@ def most_held_out(preprocessing: Preprocessing) -> int:
     """How many of the user's images are measured on: all are in memory at once, so fewer of large ones."""
     _, height, width = preprocessing.size
     return max(LEAST_HELD_OUT, min(MOST_HELD_OUT, MOST_PIXELS // (height * width)))
+
+
+def _photos(
+    spec: ModelSpec, preprocessing: Preprocessing, count: int, seed: int, rounding: int, choosing: int
+) -> ChosenImages:
+    """Crops of the built-in photos; no photo is both calibrated and measured on."""
+    require_rgb(preprocessing.size[0], spec.name)
+    photos = built_in_photos(preprocessing, "calibration", max(count, rounding), seed)
+    unseen = built_in_photos(preprocessing, "held out", BUILT_IN_HELD_OUT + choosing, seed)
+    measured, others = unseen.part(slice(BUILT_IN_HELD_OUT)), unseen.part(slice(BUILT_IN_HELD_OUT, None))
+    return ChosenImages(photos.part(slice(count)), measured, True, photos, others if choosing else None)
+
+
+def _digits(
+    spec: ModelSpec, preprocessing: Preprocessing, count: int, seed: int, rounding: int, choosing: int
+) -> ChosenImages:
+    """The embedded digits; a choice is made on those that the model was trained on, which calibration does not see."""
+    most = max(count, min(rounding, count_digits("calibration")))
+    digits = embedded_digits(preprocessing, "calibration", most, seed)
+    trained_on = min(choosing, count_digits("train"))
+    others = embedded_digits(preprocessing, "train", trained_on, seed) if trained_on else None
+    return ChosenImages(digits.part(slice(count)), embedded_digits(preprocessing, "test"), True, digits, others)
 
 
 def _shares(left: int, rounding: int, choosing: int) -> tuple[int, int]:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 
 from ptq4vit_onnx.report.charts import figure
-from ptq4vit_onnx.report.size_chart import Dot, Group
+from ptq4vit_onnx.report.size_chart import Dot
+from ptq4vit_onnx.report.size_chart import Group as Group
 
 GROUPS: dict[Group, str] = {"single": "one width", "mixed": "mixture", "peer": "other tool", "float": "float"}
 

@@ -6,8 +6,17 @@ measuring     one row: a model, calibrated, run over images
 shared_rows   rows on several workers
 kept_results  what their tasks have found, on disk
 reproduce     the paper's tables, measured row by row
+pareto        many budgets from one calibration
 exports       several models, each exported by a task of its own
 table_files   measured rows on disk, as CSV and Markdown
 """
 
-DOORS = ("measuring", "exports", "paper_tables", "peers", "reproduce", "table_files")  # what other rooms may import
+DOORS = (
+    "measuring",
+    "exports",
+    "paper_tables",
+    "pareto",
+    "peers",
+    "reproduce",
+    "table_files",
+)  # what other rooms may import

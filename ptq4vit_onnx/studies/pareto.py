@@ -31,12 +31,11 @@ from ptq4vit_onnx.planning.trial_files import TrialFiles
 from ptq4vit_onnx.planning.within_budget import Measured, Workshop, spend
 from ptq4vit_onnx.progress import Progress, silent
 from ptq4vit_onnx.report.pareto_page import pareto_svg, render_pareto
-from ptq4vit_onnx.report.pareto_rows import ParetoAbout, ParetoRow, pareto_csv
-from ptq4vit_onnx.report.size_chart import Group
+from ptq4vit_onnx.report.pareto_rows import Group, ParetoAbout, ParetoRow, pareto_csv
 from ptq4vit_onnx.request import ExportRequest
 from ptq4vit_onnx.runtime import process
 from ptq4vit_onnx.runtime.bench import Timing, bench
-from ptq4vit_onnx.runtime.cpu import cpu_features
+from ptq4vit_onnx.runtime.session import session
 
 LEAST_SHOWN_BITS = 3  # the smallest size that is tried unless sizes are given: two bits are of little use
 RUNS = 20  # of each file, in turns
@@ -83,6 +82,7 @@ def pareto(study: Study, progress: Progress = silent) -> Found:
     """Calibrate once, make a file for every size and for every single width, measure all, and write the folder."""
     for other in study.others:
         require_file(other, "model", "give ONNX files of the same model by --with")
+        session(other)  # or it would fail after the calibration
     request = replace(study.export, output=study.folder)
     spec = spec_for(request)
     require_outside(study.folder, {"--data": request.data, "--checkpoint": request.checkpoint})
@@ -120,9 +120,9 @@ def _run(study: Study, model: LoadedModel, images: ChosenImages, staging: Path, 
         trial.write(plan, path)
         write_plan(plan, path.with_suffix(".json"))
         ours.append(Ours(path, point.title, point))
-    rows = _rows(study, TrialFiles(float_path, complete, model.kind, images.measured, staging, request.input,
-                                   request.target), ours, progress)  # fmt: skip
-    about = ParetoAbout(model.name, model.kind.measured_by, str(images.measured_on), cpu_features(), __version__)
+    judge = TrialFiles(float_path, complete, model.kind, images.measured, staging, request.input, request.target)
+    rows, cpu = _rows(study, judge, ours, progress)
+    about = ParetoAbout(model.name, model.kind.measured_by, str(images.measured_on), cpu, __version__)
     _write(staging, rows, about)
     return Found(study.folder, rows, about)
 
@@ -140,19 +140,23 @@ def _free_name(folder: Path, size: int) -> Path:
     return next(path for path in names if not path.exists())
 
 
-def _rows(study: Study, judge: TrialFiles, ours: Sequence[Ours], progress: Progress) -> list[ParetoRow]:
+def _rows(study: Study, judge: TrialFiles, ours: Sequence[Ours], progress: Progress) -> tuple[list[ParetoRow], str]:
+    """(a row for each file, the CPU that the times are of)"""
     files = {"float": judge.float_path, **{item.path.stem: item.path for item in ours}}
-    files |= {_name(path, files): path for path in study.others}
+    for path in study.others:
+        files[_name(path, files)] = path
     judged = {name: _judged(judge, name, path) for name, path in progress(list(files.items()), "measuring")}
     timed = bench(files, batches=(study.export.batch or 1,), runs=RUNS, progress=progress)
     times = {timing.model: timing for timing in timed.timings}
     points = {item.path.stem: item for item in ours}
-    return [_row(name, path, judged[name], times[name], points.get(name)) for name, path in files.items()]
+    rows = [_row(name, path, judged[name], times[name], points.get(name)) for name, path in files.items()]
+    return rows, timed.cpu
 
 
 def _name(path: Path, taken: Mapping[str, Path]) -> str:
     """Of another tool's file: its own, or with its folder's where that is taken."""
-    return path.stem if path.stem not in taken else f"{path.parent.name}/{path.stem}"
+    names = (path.stem, f"{path.parent.name}/{path.stem}", str(path))
+    return next((name for name in names if name not in taken), str(path))
 
 
 def _judged(judge: TrialFiles, name: str, path: Path) -> Measured:

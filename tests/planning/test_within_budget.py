@@ -68,7 +68,7 @@ def test_a_size_below_every_file_says_what_the_smallest_takes() -> None:
 
 
 @pytest.mark.parametrize("limit", [0.006, 0.02, 0.1])
-def test_the_smallest_file_within_a_distance_is_no_larger_than_the_smallest_single_width_that_fits(limit: float) -> None:
+def test_the_smallest_file_within_a_distance_is_at_most_the_smallest_single_width_that_fits(limit: float) -> None:
     shop = workshop()
     found = spend(Budget("max_kl", limit), shop, 8, "KL").choice
     assert found.measured is not None and found.measured <= limit
