@@ -39,7 +39,7 @@ def allocate(costs: Costs, limit: float) -> dict[str, int] | None:
     along the lower convex hulls of (taken, damage) are made in the order of what they save per byte. A step that does
     not fit is left out together with those behind it of the same site; cheaper ones of other sites still are made.
     """
-    widths = {site: min(found) for site, found in costs.taken.items()}
+    widths = {site: _cheapest(found) for site, found in costs.taken.items()}
     left = limit - costs.of(widths)[0]
     if left < 0:
         return None
@@ -59,9 +59,14 @@ def allocate(costs: Costs, limit: float) -> dict[str, int] | None:
 
 def _steps(costs: Costs) -> Iterator[Step]:
     for site, damage in costs.damage.items():
-        hull = lower_hull([(costs.taken[site][bits], damage[bits], bits) for bits in sorted(damage)])
+        hull = lower_hull(sorted((costs.taken[site][bits], damage[bits], bits) for bits in damage))
         for (cost, before, low), (more, after, high) in pairwise(hull):
             yield Step(site, (low, high), more - cost, before - after)
+
+
+def _cheapest(taken: Mapping[int, float]) -> int:
+    """Of a small weight, unpacking may take more bytes than fewer bits save."""
+    return min(taken, key=lambda bits: (taken[bits], bits))
 
 
 def lower_hull(points: Sequence[tuple[float, float, int]]) -> list[tuple[float, float, int]]:

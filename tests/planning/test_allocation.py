@@ -65,3 +65,8 @@ def test_less_than_the_smallest_widths_take_is_no_allocation() -> None:
 def test_the_hull_leaves_out_what_a_mixture_of_others_beats() -> None:
     points = [(2.0, 10.0, 2), (3.0, 9.0, 3), (4.0, 1.0, 4), (5.0, 2.0, 5), (6.0, 0.5, 6)]
     assert lower_hull(points) == [(2.0, 10.0, 2), (4.0, 1.0, 4), (6.0, 0.5, 6)]
+
+
+def test_a_width_whose_unpacking_takes_more_than_it_saves_is_never_taken() -> None:
+    costs = Costs({"a": {4: 4.0, 5: 2.0, 8: 1.0}}, {"a": {4: 6.0, 5: 9.0, 8: 8.0}})
+    assert [allocate(costs, limit) for limit in (5.0, 6.0, 8.0, 9.0)] == [None, {"a": 4}, {"a": 8}, {"a": 8}]
