@@ -12,11 +12,11 @@ LETTER, LINE = 7.2, 14.0  # a letter's width and a line's height, in pixels; sty
 MARK = 6.5  # half the side of a mark
 LONGEST = 26  # letters of a name
 STEP = 6.0  # pixels between the points of a line that are looked at
-NEAR, FAR = 10.0, 26.0  # from a mark to its name
+NEAR, FAR, FARTHER = 10.0, 26.0, 44.0  # from a mark to its name
 RING = 3.0  # more, from the mark of a bold name, which has a ring
 # What a name costs: by square pixel over another name, by mark and by point of the line beneath it, by pixel from its
 # mark, and by pixel outside the plot.
-ON_NAME, ON_MARK, ON_LINE, AWAY, OUTSIDE = 1.0, 60.0, 8.0, 1.2, 200.0
+ON_NAME, ON_MARK, ON_LINE, AWAY, OUTSIDE = 4.0, 60.0, 8.0, 1.2, 200.0
 
 Place = tuple[float, float]
 
@@ -60,9 +60,9 @@ class Label:
     bold: bool = False
 
     def boxes(self) -> Iterator[tuple[Box, float]]:
-        """Where it may be written, with the distance from its mark: beside, above, below, at the corners; near, far."""
+        """Where it may be written, how far from its mark: beside, above, below, at the corners; near, then farther."""
         width = LETTER * len(self.text) * (1.06 if self.bold else 1.0)
-        for away in (NEAR + RING * self.bold, FAR):
+        for away in (NEAR + RING * self.bold, FAR, FARTHER):
             for across, down in ((1, 0), (1, -1), (0, -1), (-1, 0), (-1, 1), (0, 1), (-1, -1), (1, 1)):
                 left = self.x + across * (away + width / 2) * (0.9 if down else 1.0) - width / 2
                 middle = self.y + down * (away + LINE / 2) * (0.75 if across else 1.0)

@@ -174,10 +174,10 @@ def log_ticks(bottom: float, top: float) -> list[float]:
     """1, 10, 100 .. within decimal logarithms bottom..top; with 3, or 2 and 5, between them where these are few."""
     decades = range(math.floor(bottom), math.ceil(top) + 1)
     within: list[float] = []
-    for factors in ((1,), (1, 3), (1, 2, 5), tuple(range(1, 10))):
+    for factors, enough in (((1,), 4), ((1, 3), 4), ((1, 2, 5), 3), (tuple(range(1, 10)), 0)):
         marks = [factor * 10.0**exponent for exponent in decades for factor in factors]
         within = [mark for mark in marks if bottom <= math.log10(mark) <= top]
-        if len(within) >= 4:
+        if len(within) >= enough:
             break
     return within
 
