@@ -80,9 +80,9 @@ def curve_chart(curve: SearchCurve, used: str, title: str) -> Markup:
 
 
 def figure(value: float, digits: int = 3) -> str:
-    """A number in few characters: 0.0123, 41, 5.7e-5."""
-    if value == 0:
-        return "0"
+    """A number in few characters: 0.0123, 41, 5.7e-5, inf."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
     if 1e-3 <= abs(value) < 1e5:
         text = f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
         return text.rstrip("0").rstrip(".") if "." in text else text

@@ -13,8 +13,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ptq4vit_onnx import __version__
 from ptq4vit_onnx.output_kinds.output_kind import Headline as Tile
+from ptq4vit_onnx.plan.budget import BUDGET, Budget
+from ptq4vit_onnx.report.budget_section import budget_section
 from ptq4vit_onnx.report.charts import figure
-from ptq4vit_onnx.report.data import Inputs, Report
+from ptq4vit_onnx.report.data import Inputs, Report, weight_bits
 from ptq4vit_onnx.report.rows import SiteRow, noisiest, site_rows, worst
 from ptq4vit_onnx.report.site_charts import METRIC_TITLES, details, overview
 from ptq4vit_onnx.report.table import table
@@ -56,6 +58,7 @@ def render(report: Report) -> str:
         kind=report.inputs.output.kind,
         metric_titles=METRIC_TITLES,
         table=table(rows),
+        budget=None if report.allocation is None else budget_section(report.allocation, weight_bits(report.plan)),
         facts=_facts(report),
         seconds=report.seconds,
     )  # fmt: skip
@@ -162,6 +165,8 @@ def _latency(latency: BenchResult) -> list[Tile]:
 def _facts(report: Report) -> list[Facts]:
     plan, images = report.plan, report.inputs.calibration_images
     options = {name.replace("_", " "): _word(value) for name, value in plan.options.items()}
+    if BUDGET in plan.options:
+        options[BUDGET] = str(Budget.from_data(plan.options[BUDGET]))
     inputs = {
         "weights from": report.inputs.weights_from,
         "weights SHA-256": plan.weights,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 
 from markupsafe import escape
@@ -16,24 +15,13 @@ from ptq4vit_onnx.report.pareto_rows import (
     ParetoAbout,
     ParetoRow,
     dominated,
-    drop_text,
-    fixed,
     pareto_sentences,
 )
 from ptq4vit_onnx.report.size_chart import HEIGHT, WIDTH, described, size_chart, size_chart_parts
-from ptq4vit_onnx.report.table import Cell, Heading
+from ptq4vit_onnx.report.table import Cell, FileLine, FileTable, Heading, fixed, with_error
 
 PIXELS = 1.7  # of a screen for each of the chart's, where the picture stands alone
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
-
-
-@dataclass(frozen=True)
-class FileLine:
-    """A file of the table. kind: of the style sheet, empty for none."""
-
-    title: str
-    cells: tuple[Cell, ...]
-    kind: str
 
 
 def render_pareto(rows: Sequence[ParetoRow], about: ParetoAbout) -> str:
@@ -50,8 +38,7 @@ def render_pareto(rows: Sequence[ParetoRow], about: ParetoAbout) -> str:
         about=about,
         chart=size_chart([row.dot for row in rows], None, about.distance, title=_title(about)),
         sentences=pareto_sentences(rows, about.distance),
-        headings=[Heading("File", "", ""), *shown],
-        lines=lines,
+        files=FileTable(tuple(shown), tuple(lines)),
     )  # fmt: skip
 
 
@@ -64,7 +51,7 @@ def _cells(row: ParetoRow, distance: str) -> dict[Heading, str]:
         Heading(distance, "", "n"): figure(row.distance),
         Heading("Predicted", "", "n"): "" if row.predicted is None else figure(row.predicted),
         Heading("Agreement", "%", "n"): fixed(row.agreement, 2),
-        Heading("Drop of top-1", "points", "n"): drop_text(row),
+        Heading("Drop", "points", "n"): with_error(row.top1_drop, row.drop_error),
         Heading("Time", "ms", "n"): fixed(row.milliseconds, 2),
         Heading("Speed", "times float", "n"): fixed(row.speed, 2),
         Heading("Path", "", "mono"): row.file,

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from ptq4vit_onnx.report.charts import figure
 from ptq4vit_onnx.report.size_chart import Dot
 from ptq4vit_onnx.report.size_chart import Group as Group
+from ptq4vit_onnx.report.table import fixed, with_error
 
 GROUPS: dict[Group, str] = {"single": "one width", "mixed": "mixture", "peer": "other tool", "float": "float"}
 
@@ -81,19 +82,10 @@ def _columns(distance: str) -> dict[str, Callable[[ParetoRow], str]]:
         distance: lambda row: figure(row.distance),
         "predicted": lambda row: "" if row.predicted is None else figure(row.predicted),
         "agreement": lambda row: fixed(row.agreement, 2, " %"),
-        "drop": drop_text,
+        "drop": lambda row: with_error(row.top1_drop, row.drop_error),
         "ms": lambda row: fixed(row.milliseconds, 2),
         "speed": lambda row: fixed(row.speed, 2, "x"),
     }
-
-
-def drop_text(row: ParetoRow) -> str:
-    error = "" if row.drop_error is None else f" ± {row.drop_error:.2f}"
-    return "" if row.top1_drop is None else f"{row.top1_drop:.2f}{error}"
-
-
-def fixed(value: float | None, digits: int, unit: str = "") -> str:
-    return "" if value is None else f"{value:.{digits}f}{unit}"
 
 
 def dominated(row: ParetoRow, rows: Sequence[ParetoRow]) -> bool:
@@ -137,6 +129,7 @@ def _instead(peer: ParetoRow, own: Sequence[ParetoRow], distance: str) -> str:
     if closest is None or closest.distance > peer.distance or smallest is None:
         return f"{begin} No file here is both no larger and no farther from the float model."
     return (
-        f"{begin} At no more bytes {closest.title} has {distance} {figure(closest.distance)}; at no larger {distance} "
-        f"{smallest.title} has {smallest.size / 1e6:.2f} MB."
+        f"{begin} Of the files that are no larger, {closest.title} is the closest: {distance} "
+        f"{figure(closest.distance)}. Of those with no larger {distance}, {smallest.title} is the smallest: "
+        f"{smallest.size / 1e6:.2f} MB."
     )

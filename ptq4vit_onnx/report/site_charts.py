@@ -102,16 +102,19 @@ def _blocks(rows: Sequence[SiteRow], scale: _Scale) -> tuple[Block, ...]:
         bar = (BASE - BARS) * row.weight / scale.top
         return SiteColumn(index, figures_of(row), row is peak, row is noise, bar, dot)
 
-    grouped = groupby(enumerate(rows), key=lambda item: _block_of(item[1].name))
-    return tuple(
-        Block(".".join(re.findall(r"\d+", key)), tuple(column(*item) for item in items)) for key, items in grouped
-    )
+    grouped = groupby(enumerate(rows), key=lambda item: block_of(item[1].name))
+    return tuple(Block(block_label(key), tuple(column(*item) for item in items)) for key, items in grouped)
 
 
-def _block_of(name: str) -> str:
+def block_of(name: str) -> str:
     """blocks.3.attn.qkv -> blocks.3; layers.1.blocks.0.mlp.fc1 -> layers.1.blocks.0; head -> nothing."""
     found = re.match(r".*?\bblocks\.\d+", name)
     return found.group() if found else ""
+
+
+def block_label(block: str) -> str:
+    """layers.1.blocks.0 -> 1.0"""
+    return ".".join(re.findall(r"\d+", block))
 
 
 def _ticks(low: float, high: float) -> list[float]:

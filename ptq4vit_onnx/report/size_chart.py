@@ -14,17 +14,19 @@ from typing import Literal
 from markupsafe import Markup, escape
 
 from ptq4vit_onnx.plan.budget import Budget
-from ptq4vit_onnx.report.chart_labels import Box, Label, placed, shortened
+from ptq4vit_onnx.report.chart_labels import Box, Label, Place, placed, shortened
 from ptq4vit_onnx.report.charts import figure, nice_ticks, text_at
 
 Group = Literal["single", "mixed", "peer", "float"]
 WIDTH, HEIGHT = 520.0, 350.0
 PLOT = Box(58.0, 34.0, WIDTH - 12.0, HEIGHT - 48.0)
+FLOAT_NAME = (PLOT.left + 6, PLOT.bottom - 6)
 MARGIN = 0.07  # of the range of sizes, on both sides; of the decades, below and above
 LEAST_DECADES = 0.5
-NEXT_MARK = 15.0  # pixels from a mark of the legend to its name
-LETTER = 7.6  # of the legend, in pixels
+NEXT_MARK = 12.0  # pixels from a mark of the legend to its name
+LETTER = 8.0  # of the legend, in pixels
 LEGEND = {"single": "one width", "mixed": "mixture", "peer": "other tools", "guess": "predicted", "chosen": "chosen"}
+WIDER = {"chosen": 3.0}  # than other marks, on each side
 _MARKS = {
     "single": "m-4.2 0a4.2 4.2 0 1 0 8.4 0a4.2 4.2 0 1 0-8.4 0z",
     "mixed": "m0-5.4l5.4 5.4l-5.4 5.4l-5.4-5.4z",
@@ -80,7 +82,7 @@ def size_chart_parts(dots: Sequence[Dot], chosen: int | None, distance: str, lim
     parts += [_mark(scale, dot, distance) for dot in shown]
     if chosen is not None:
         parts.append(_at("chosen", *scale.place(dots[chosen])))
-    parts.append(_labels(scale, dots, chosen))
+    parts.append(_labels(scale, dots, chosen, limit))
     return "".join([*parts, _float(dots), _legend(shown, chosen is not None)])
 
 
@@ -116,7 +118,7 @@ class _Scale:
         share = (math.log10(distance) - self.bottom) / (self.top - self.bottom)
         return PLOT.bottom - min(max(share, 0.0), 1.0) * (PLOT.bottom - PLOT.top)
 
-    def place(self, dot: Dot) -> tuple[float, float]:
+    def place(self, dot: Dot) -> Place:
         return self.x(dot.size), self.y(dot.distance)
 
 
@@ -144,7 +146,7 @@ def _guess(scale: _Scale, dot: Dot) -> str:
     return f'<path class="guess mark" d="M{x:.1f} {y:.1f}V{guess:.1f}{_MARKS["guess"]}"/>'
 
 
-def _singles(scale: _Scale, dots: Sequence[Dot]) -> list[tuple[float, float]]:
+def _singles(scale: _Scale, dots: Sequence[Dot]) -> list[Place]:
     return sorted(scale.place(dot) for dot in dots if dot.group == "single")
 
 
@@ -172,30 +174,45 @@ def log_ticks(bottom: float, top: float) -> list[float]:
     """1, 10, 100 .. within decimal logarithms bottom..top; with 3, or 2 and 5, between them where these are few."""
     decades = range(math.floor(bottom), math.ceil(top) + 1)
     within: list[float] = []
-    for factors in ((1,), (1, 3), (1, 2, 5), tuple(range(1, 10))):
+    for factors, enough in (((1,), 4), ((1, 3), 4), ((1, 2, 5), 3), (tuple(range(1, 10)), 0)):
         marks = [factor * 10.0**exponent for exponent in decades for factor in factors]
         within = [mark for mark in marks if bottom <= math.log10(mark) <= top]
-        if len(within) >= 4:
+        if len(within) >= enough:
             break
     return within
 
 
-def _limit(scale: _Scale, limit: Budget | None) -> str:
-    if limit is None or limit.limited not in ("max_size", "max_kl"):
-        return ""
-    if limit.limited == "max_kl":
+def _limit_line(scale: _Scale, limit: Budget | None) -> list[tuple[Place, Place]]:
+    """From where to where; empty for a limit that is of neither axis, or beyond all files."""
+    if limit is not None and limit.limited == "max_kl":
         y = scale.y(limit.limit)
-        name = text_at(PLOT.right, y - 5, f"KL {figure(limit.limit)}", "limit right")
-        return f'<path class="limit" d="M{PLOT.left:.0f} {y:.1f}H{PLOT.right:.0f}"/>{name}'
-    if not scale.low <= limit.limit <= scale.high:
+        return [((PLOT.left, y), (PLOT.right, y))]
+    if limit is not None and limit.limited == "max_size" and scale.low <= limit.limit <= scale.high:
+        x = scale.x(limit.limit)
+        return [((x, PLOT.top), (x, PLOT.bottom))]
+    return []
+
+
+def _limit(scale: _Scale, limit: Budget | None) -> str:
+    line = _limit_line(scale, limit)
+    if not line or limit is None:
         return ""
-    x = scale.x(limit.limit)
-    beside, anchor = (-5, "right") if x > (PLOT.left + PLOT.right) / 2 else (5, "left")
-    name = text_at(x + beside, PLOT.bottom - 6, f"{limit.limit / 1e6:g} MB", f"limit {anchor}")
-    return f'<path class="limit" d="M{x:.1f} {PLOT.top:.0f}V{PLOT.bottom:.0f}"/>{name}'
+    (left, top), (right, bottom) = line[0]
+    path = f'<path class="limit" d="M{left:.1f} {top:.1f}L{right:.1f} {bottom:.1f}"/>'
+    x, y, text, at_its_end = _limit_name(line[0], limit)
+    return path + text_at(x, y, text, f"limit {'right' if at_its_end else 'left'}")
 
 
-def _labels(scale: _Scale, dots: Sequence[Dot], chosen: int | None) -> str:
+def _limit_name(line: tuple[Place, Place], limit: Budget) -> tuple[float, float, str, bool]:
+    """Where the text begins or ends, the text, and whether that is its end."""
+    (left, top), (_, bottom) = line
+    if limit.limited == "max_kl":
+        return left + 4, top - 5, f"KL {figure(limit.limit)}", False
+    at_its_end = left > (PLOT.left + PLOT.right) / 2
+    return left + (-5 if at_its_end else 5), bottom - 6, f"{limit.limit / 1e6:g} MB", at_its_end
+
+
+def _labels(scale: _Scale, dots: Sequence[Dot], chosen: int | None, limit: Budget | None) -> str:
     """Names of the chosen file, other tools' files and the single widths; mixtures have theirs when pointed at."""
     order = [index for index, dot in enumerate(dots) if dot.group == "peer"]
     singles = [index for index, dot in enumerate(dots) if dot.group == "single"]
@@ -207,13 +224,22 @@ def _labels(scale: _Scale, dots: Sequence[Dot], chosen: int | None) -> str:
         for index in order
     ]
     marks = [scale.place(dot) for dot in dots if dot.group != "float"]
-    return placed(labels, marks, list(pairwise(_singles(scale, dots))), PLOT)
+    line, x, y = _limit_line(scale, limit), *FLOAT_NAME
+    others = [Box.of_text(_float_text(dots), x, y)]
+    if limit is not None and line:
+        x, y, text, at_its_end = _limit_name(line[0], limit)
+        others.append(Box.of_text(text, x, y, at_its_end))
+    return placed(labels, marks, [*pairwise(_singles(scale, dots)), *line], PLOT, others)
 
 
 def _float(dots: Sequence[Dot]) -> str:
-    """The float model has no place on a logarithmic axis, and is far larger: it is named at the border."""
-    texts = [f"{shortened(dot.title)}: {dot.size / 1e6:.1f} MB" for dot in dots if dot.group == "float"]
-    return text_at(PLOT.left + 6, PLOT.bottom - 6, "; ".join(texts), "left") if texts else ""
+    text = _float_text(dots)
+    return text_at(*FLOAT_NAME, text, "left") if text else ""
+
+
+def _float_text(dots: Sequence[Dot]) -> str:
+    """The float model has no place on a logarithmic axis, and is far larger: it is named in a corner."""
+    return "; ".join(f"{shortened(dot.title)}: {dot.size / 1e6:.1f} MB" for dot in dots if dot.group == "float")
 
 
 def _legend(dots: Sequence[Dot], chosen: bool) -> str:
@@ -222,6 +248,7 @@ def _legend(dots: Sequence[Dot], chosen: bool) -> str:
     x, parts = PLOT.left + 4.0, []
     for kind, name in LEGEND.items():
         if kind in groups or (kind == "chosen" and chosen):
-            parts.append(_at(kind, x, 14.0) + text_at(x + NEXT_MARK - 3, 18.0, name, "left"))
-            x += NEXT_MARK + LETTER * len(name) + 14
+            x += WIDER.get(kind, 0.0)
+            parts.append(_at(kind, x, 14.0) + text_at(x + NEXT_MARK + WIDER.get(kind, 0.0), 18.0, name, "left"))
+            x += NEXT_MARK + LETTER * len(name) + 16
     return "".join(parts)

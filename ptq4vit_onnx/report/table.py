@@ -1,4 +1,4 @@
-"""The table of sites of report.html, and quantizers in words."""
+"""The tables of the pages: of sites, and of files; quantizers and figures in words."""
 
 from __future__ import annotations
 
@@ -49,6 +49,23 @@ class Table:
 
     headings: tuple[Heading, ...]
     lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class FileLine:
+    """A file of the model. kind: of the style sheet, for one that stands out or back; empty for none."""
+
+    title: str
+    cells: tuple[Cell, ...]
+    kind: str
+
+
+@dataclass(frozen=True)
+class FileTable:
+    """headings: of the cells; that of the files' titles is the template's."""
+
+    headings: tuple[Heading, ...]
+    lines: tuple[FileLine, ...]
 
 
 def table(rows: Sequence[SiteRow]) -> Table:
@@ -114,6 +131,16 @@ def _kernel(use: KernelUse) -> str:
     operands, returned = " × ".join(use.operands), RETURNS.get(use.kernel)
     text = f"{operands} → {returned}" if returned else f"{operands}, {use.kernel}" if operands else use.kernel
     return text if use.products == 1 else f"{text} ({use.products})"
+
+
+def fixed(value: float | None, digits: int, unit: str = "") -> str:
+    """With so many digits behind the point; None as an empty cell."""
+    return "" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def with_error(value: float | None, error: float | None) -> str:
+    """0.31 ± 0.20; None as an empty cell."""
+    return fixed(value, 2) if value is None or error is None else f"{value:.2f} ± {error:.2f}"
 
 
 def describe(quantizer: Quantizer) -> str:
