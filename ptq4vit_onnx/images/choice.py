@@ -119,8 +119,8 @@ def choose_images(
         most = min(max(count, rounding), count_digits("calibration"))
         digits = embedded_digits(preprocessing, "calibration", max(count, most), seed)
         measured, chosen_on = embedded_digits(preprocessing, "test"), min(choosing, count_digits("train"))
-        others = embedded_digits(preprocessing, "train", chosen_on, seed) if chosen_on else None
-        return ChosenImages(digits.part(slice(count)), measured, True, digits, others)
+        trained_on = embedded_digits(preprocessing, "train", chosen_on, seed) if chosen_on else None
+        return ChosenImages(digits.part(slice(count)), measured, True, digits, trained_on)
     more, most = max(0, rounding - count), most_held_out(preprocessing)
     choosing = min(choosing, MOST_CHOOSING * most)
     read = load_images(data, preprocessing, count + most + more + choosing, seed, count, progress=progress)
