@@ -107,7 +107,7 @@ class ExportRequest:
             instead = "the same budget without --activation-bits makes"
         return (
             f"activations of {bits} bits save neither bytes nor time in ONNX Runtime, which stores and multiplies "
-            f"their codes as bytes; {instead} a file of the same size and speed with eight-bit activations, at a "
+            f"their codes as bytes; {instead} a file no larger and no slower, with eight-bit activations, at a "
             "fraction of the error"
         )
 

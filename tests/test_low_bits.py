@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ SAVES_NOTHING = "save neither bytes nor time in ONNX Runtime, which stores and m
     ("asked", "said"),
     [
         ({"bits": 4}, "activations of 4 bits"),
-        ({"bits": 4}, "; --weight-bits 4 alone makes a file of the same size and speed with eight-bit activations"),
+        ({"bits": 4}, "; --weight-bits 4 alone makes a file no larger and no slower, with eight-bit activations"),
         ({"activation_bits": 6}, "; --weight-bits 8 alone makes"),
         ({"bits": 4, "weight_bits": 6}, "; --weight-bits 6 alone makes"),
         ({"max_size": "3MB", "activation_bits": 7}, "; the same budget without --activation-bits makes"),
@@ -126,6 +127,8 @@ def test_the_advice_comes_before_the_work_and_stands_in_every_report(
     assert ("WARNING", request.advice) in rows(report)
     assert json.loads((tmp_path / "out" / "report.json").read_text())["advice"] == request.advice
     assert f"A{request.advice[1:]}." in (tmp_path / "out" / "report.html").read_text()
+    instead = export(ExportRequest("vit_digits", replace(request.options, activation_bits=8), tmp_path / "instead"))
+    assert instead.sizes.model <= report.sizes.model and instead.inputs.advice == ""
     caplog.clear()
     again = export(ExportRequest("vit_digits", plan=tmp_path / "out" / "plan.json", output=tmp_path / "again"))
     assert request.advice not in caplog.messages and again.inputs.advice == "", "a given plan decides"
