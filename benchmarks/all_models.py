@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import argparse
 import resource
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import torch
 
-from ptq4vit_onnx.calibration.calibrate import calibrate
-from ptq4vit_onnx.files.provenance import versions
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.plans import plan_on
 from ptq4vit_onnx.float_export.exporter import export_float
 from ptq4vit_onnx.graph.model_proto import file_bytes, save_model
 from ptq4vit_onnx.images.builtin import built_in_photos
@@ -26,9 +27,7 @@ from ptq4vit_onnx.images.choice import ChosenImages
 from ptq4vit_onnx.model_loading.load import load, resolve
 from ptq4vit_onnx.models.specs import SPECS
 from ptq4vit_onnx.network.discovery import discover
-from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.plan.options import Options
-from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.progress import silent
 from ptq4vit_onnx.proof.float_parity import float_parity
 from ptq4vit_onnx.proof.prove import prove, quantize_model
@@ -48,11 +47,7 @@ def rows(name: str, bits: list[int], count: int, folder: Path) -> None:
     for k in bits:
         started = time.perf_counter()
         options = Options(weight_bits=k, activation_bits=k, images=count, twin="both", candidates=3, rounds=1)
-        found = calibrate(record(model.module, torch.from_numpy(images.images)), options, pixels=model.pixel_grid)
-        plan = ScalePlan(
-            name, model.fingerprint, images.fingerprint, options.to_data(), versions(),
-            {site.name: found[site.name] for site in sites},
-        )  # fmt: skip
+        plan = plan_on(images, model, options)
         path, _ = quantize_model(float_model, plan, folder / "model.onnx")
         proof = prove(path, float_path, plan, model, ChosenImages(images, images, held_out=False), silent)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

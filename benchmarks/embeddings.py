@@ -25,19 +25,16 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import nncf_peer, peers, real_data, results
-from ptq4vit_onnx.calibration.calibrate import calibrate
+from benchmarks.plans import plan_on_photos
 from ptq4vit_onnx.cli.tables import table
-from ptq4vit_onnx.files.provenance import versions
 from ptq4vit_onnx.float_export.exporter import export_float
 from ptq4vit_onnx.graph.model_proto import load, save_model
 from ptq4vit_onnx.images.loading import ImageSet, load_images
 from ptq4vit_onnx.model_loading.load import LoadedModel, fingerprint_of
 from ptq4vit_onnx.network.discovery import discover
-from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.output_kinds.kinds import KINDS
 from ptq4vit_onnx.output_kinds.output_kind import Gallery, Kept
 from ptq4vit_onnx.plan.options import Options
-from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.proof.kernels import audit
 from ptq4vit_onnx.proof.prove import quantize_model
 from ptq4vit_onnx.runtime import process
@@ -91,13 +88,7 @@ def quantised(subject: Subject, bits: int, seed: int = 0, curvature: str = "embe
     """The file in integers. curvature: the kind whose metric the search minimises."""
     model = subject.model
     options = Options(weight_bits=bits, activation_bits=bits, seed=seed)
-    tape = record(model.module, subject.calibration.images, seed, options.labels, kind=KINDS[curvature])
-    found = calibrate(tape, options, pixels=model.pixel_grid)
-    sites = discover(model.module, torch.from_numpy(subject.calibration.images[:1]))
-    plan = ScalePlan(
-        model.name, model.fingerprint, subject.calibration.fingerprint, options.to_data(), versions(),
-        {site.name: found[site.name] for site in sites},
-    )  # fmt: skip
+    plan = plan_on_photos(replace(model, kind=KINDS[curvature]), options)
     path = subject.folder / f"{model.name.replace(' ', '_')}.{curvature}.{options.label}.{seed}.onnx"
     return quantize_model(load(subject.float_path), plan, path)[0]
 

@@ -2,10 +2,11 @@
 
     python benchmarks/integer_accuracy.py --model vit_t deit_t --bits 8 6 4 [--paper] [--save DIR]
 
-One Markdown row per model and width. Calibrated on 32 photos, measured on the validation photos of the folds given; the
-simulator and ONNX Runtime see the same photos. The simulator computes the plan in integers on the torch model, with
-ONNX Runtime's float kernels in between; "identical": photos whose logits are the simulator's bit for bit. "in torch":
-top-1 of the simulator whose float operations are torch's.
+One Markdown row per model and width. Calibrated on 32 photos, as an export is (weights below eight bits are rounded on
+more), measured on the validation photos of the folds given; the simulator and ONNX Runtime see the same photos. The
+simulator computes the plan in integers on the torch model, with ONNX Runtime's float kernels in between; "identical":
+photos whose logits are the simulator's bit for bit. "in torch": top-1 of the simulator whose float operations are
+torch's.
 """
 
 from __future__ import annotations
@@ -21,16 +22,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import real_data
-from ptq4vit_onnx.calibration.calibrate import calibrate
-from ptq4vit_onnx.files.provenance import versions
+from benchmarks.plans import plan_on_photos
 from ptq4vit_onnx.float_export.exporter import export_float
 from ptq4vit_onnx.graph.model_proto import file_bytes, load, save_model
 from ptq4vit_onnx.network.discovery import discover
-from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.output_kinds import metrics
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.plan_json import write_plan
-from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.proof.end_to_end import check_end_to_end
 from ptq4vit_onnx.proof.float_sites import FloatSites
 from ptq4vit_onnx.proof.kernels import audit
@@ -58,12 +56,7 @@ def rows(name: str, bits: list[int], folds: list[int], limit: int | None, paper:
     for k in bits:
         width: dict[str, Any] = {"weight_bits": k, "activation_bits": k}
         options = Options.paper(**width) if paper else Options(**width)
-        tape = record(model.module, torch.from_numpy(calibration.images), options.seed, options.labels)
-        found = calibrate(tape, options, pixels=model.pixel_grid)
-        plan = ScalePlan(
-            name, model.fingerprint, calibration.fingerprint, options.to_data(), versions(),
-            {site.name: found[site.name] for site in sites},
-        )  # fmt: skip
+        plan = plan_on_photos(model, options)
         write_plan(plan, folder / f"{name}.{options.label}.plan.json")
         path, _ = quantize_model(float_model, plan, folder / f"{name}.{options.label}.onnx")
         optimised = optimised_model(path)

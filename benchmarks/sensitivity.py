@@ -14,12 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import real_data
-from ptq4vit_onnx.calibration.calibrate import calibrate
-from ptq4vit_onnx.network.tape import record
+from benchmarks.plans import plan_on_photos
 from ptq4vit_onnx.output_kinds import metrics
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.runtime import process
@@ -44,9 +41,7 @@ def main() -> None:
     model = real_data.load_model(parsed.model)
     width: dict[str, Any] = {"weight_bits": parsed.bits, "activation_bits": parsed.bits}
     options = Options.paper(**width) if parsed.paper else Options(**width)
-    calibration = torch.from_numpy(real_data.calibration_images(model).images)
-    tape = record(model.module, calibration, options.seed, options.labels)
-    plans = calibrate(tape, options, pixels=model.pixel_grid)
+    plans = plan_on_photos(model, options).sites
     images = real_data.validation_images(model, 3, parsed.photos).images
     reference = simulate(model.module, None, images)
     for by in parsed.by:

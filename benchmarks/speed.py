@@ -39,9 +39,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import avx2_runtime, nncf_peer, real_data
+from benchmarks.plans import plan_on, plan_on_photos
 from benchmarks.speed_rows import STATIC, heading, keep, line, result_name, rows_of
-from ptq4vit_onnx.calibration.calibrate import plan_site
-from ptq4vit_onnx.files.provenance import versions
 from ptq4vit_onnx.float_export.exporter import export_float
 from ptq4vit_onnx.graph.model_proto import load as load_file
 from ptq4vit_onnx.graph.model_proto import save_model
@@ -49,14 +48,13 @@ from ptq4vit_onnx.images.builtin import built_in_photos
 from ptq4vit_onnx.images.loading import ImageSet
 from ptq4vit_onnx.model_loading.load import LoadedModel, load, resolve
 from ptq4vit_onnx.network.discovery import discover
-from ptq4vit_onnx.network.tape import record
 from ptq4vit_onnx.output_kinds import metrics
 from ptq4vit_onnx.passes.drop_unread_rows import DropUnreadRows
 from ptq4vit_onnx.passes.work import Work
 from ptq4vit_onnx.plan.file_layout import Target
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.plan_json import read_plan, write_plan
-from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
+from ptq4vit_onnx.plan.scale_plan import ScalePlan
 from ptq4vit_onnx.proof.float_sites import FloatSites
 from ptq4vit_onnx.proof.kernels import audit
 from ptq4vit_onnx.proof.openvino_kernels import audit_openvino
@@ -182,18 +180,10 @@ def cut_rows(float_model: Any) -> Any:
 
 
 def calibrate(subject: Subject, variants: Sequence[str]) -> None:
-    """A plan for each variant, all from one recording."""
-    module, pixels = subject.model.module, torch.from_numpy(subject.images.images)
-    found: dict[str, dict[str, SitePlan]] = {variant: {} for variant in variants}
-    for recording in record(module, pixels) if variants else ():
-        for variant, sites in found.items():
-            options = options_of(variant, subject.real)
-            sites[recording.site.name] = plan_site(recording, options, subject.model.pixel_grid)
-    order = [site.name for site in discover(module, pixels[:1])]
-    weights, images = subject.model.fingerprint, subject.images.fingerprint
-    for variant, sites in found.items():
-        data, ordered = options_of(variant, subject.real).to_data(), {name: sites[name] for name in order}
-        plan = ScalePlan(subject.model.name, weights, images, data, versions(), ordered)
+    """A plan for each variant."""
+    for variant in variants:
+        options, model = options_of(variant, subject.real), subject.model
+        plan = plan_on_photos(model, options) if subject.real else plan_on(subject.images, model, options)
         write_plan(plan, subject.plan_path(variant))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,7 @@ from ptq4vit_onnx.runtime import process
 if TYPE_CHECKING:
     from ptq4vit_onnx.planning.make_plan import Made
 
+logger = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 _ONE_AT_A_TIME = threading.RLock()  # torch's exporter, the environment and logging belong to the whole process
 LATENCY_RUNS = 10  # of each model, in turns; `bench` measures longer and more
@@ -69,6 +71,8 @@ def _export_claimed(
     spec: ModelSpec, request: ExportRequest, known_plan: ScalePlan | None, progress: Progress
 ) -> Report:
     clock = Clock()
+    if request.advice:
+        logger.warning("%s", request.advice)
     with clock("load"):
         model, images = load_inputs(spec, request, known_plan, progress)
     with whole_folder(request.folder, request.force) as staging:
@@ -123,7 +127,7 @@ def _run(
     with clock("time"):
         latency = bench({"float": float_path, "model": path}, batches=(request.batch or 1,), runs=LATENCY_RUNS)
     report = Report(
-        request.folder, Inputs.of(model, request.options, calibration, plan), plan, made.evidence, float_parity=parity,
+        request.folder, Inputs.of(model, request, calibration, plan), plan, made.evidence, float_parity=parity,
         proof=proof, passes=passes, latency=latency, sizes=FileSizes.of(float_path, path), seconds=clock.seconds,
         allocation=made.allocation,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from ptq4vit_onnx.output_kinds.kinds import kind_named
 from ptq4vit_onnx.plan.budget import Budget
 from ptq4vit_onnx.plan.file_layout import InputType, Target
 from ptq4vit_onnx.plan.options import Options, Preset
+from ptq4vit_onnx.plan.quantizers import MAX_BITS
 
 AnyPath: TypeAlias = str | Path
 ImageSize: TypeAlias = tuple[int, int]  # height and width, in pixels
@@ -93,6 +94,22 @@ class ExportRequest:
         head = {None: "", 0: "_no_head"}.get(self.num_classes, f"_{self.num_classes}_classes")
         mark = "_random" if self.random_weights else ""
         return self.output or Path(f"{safe}{size}{head}{mark}_{self._label}")
+
+    @property
+    def advice(self) -> str:
+        """A sentence where activations below eight bits were asked for; empty for the paper's settings, which are
+        compared at such widths, and for a given plan."""
+        bits, options = self.options.activation_bits, self.options
+        if bits == MAX_BITS or options.as_published or self.plan is not None:
+            return ""
+        instead = f"--weight-bits {options.weight_bits} alone makes"
+        if self.budget is not None:
+            instead = "the same budget without --activation-bits makes"
+        return (
+            f"activations of {bits} bits save neither bytes nor time in ONNX Runtime, which stores and multiplies "
+            f"their codes as bytes; {instead} a file no larger and no slower, with eight-bit activations, at a "
+            "fraction of the error"
+        )
 
     @property
     def _label(self) -> str:

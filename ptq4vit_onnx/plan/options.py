@@ -116,6 +116,11 @@ class Options:
         return self.metric in SUMS_OF_SQUARES
 
     @property
+    def as_published(self) -> bool:
+        """One symmetric scale for a whole tensor, as in both of the paper's settings."""
+        return self.weights == "per-tensor" and self.activations == "symmetric"
+
+    @property
     def corrects_biases(self) -> bool:
         """By default next to one scale per tensor; with one per output, mean errors are small and carry over less."""
         return self.bias_correction == "always" or (self.bias_correction == "auto" and self.weights == "per-tensor")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ptq4vit_onnx.proof.kernels import KernelAudit
     from ptq4vit_onnx.proof.prove import Proof
     from ptq4vit_onnx.proof.replay import Divergence
+    from ptq4vit_onnx.request import ExportRequest
     from ptq4vit_onnx.runtime.bench import BenchResult
 
 FORMAT = 1
@@ -101,7 +102,7 @@ class Inputs:
     """What an export started from. model: its name. weights_from: "random" marks a dry run.
 
     resampled: a sentence, where the weights are for another image size than the model's. remarks: sentences on what
-    else the user should know of the model as it was loaded.
+    else the user should know of the model as it was loaded. advice: one on what was asked for.
     """
 
     model: str
@@ -111,14 +112,16 @@ class Inputs:
     resampled: str = ""
     output: Output = Output()
     remarks: tuple[str, ...] = ()
+    advice: str = ""
 
     @classmethod
-    def of(cls, model: LoadedModel, options: Options, images: ImageSet, plan: ScalePlan) -> Inputs:
-        bits = Bits.of(plan, options)
+    def of(cls, model: LoadedModel, request: ExportRequest, images: ImageSet, plan: ScalePlan) -> Inputs:
+        bits = Bits.of(plan, request.options)
         output = Output(model.kind, model.outputs, model.taken_for)
         return cls(
-            model.name, model.origin, bits, CalibrationImages.of(images, plan), model.resampled, output, model.remarks
-        )
+            model.name, model.origin, bits, CalibrationImages.of(images, plan), model.resampled, output, model.remarks,
+            request.advice,
+        )  # fmt: skip
 
     @property
     def random_weights(self) -> bool:
@@ -224,6 +227,7 @@ def _inputs_data(inputs: Inputs, plan: ScalePlan) -> dict[str, Any]:
         "resampled": inputs.resampled or None,
         "output": {"kind": output.kind.name, "names": list(output.names), "why": output.why},
         "remarks": list(inputs.remarks),
+        "advice": inputs.advice or None,
         "bits": asdict(inputs.bits),
         "options": dict(plan.options),
         "versions": dict(plan.versions),

@@ -95,6 +95,8 @@ def banners(inputs: Inputs) -> list[Banner]:
     found += [Banner("CALIBRATION IMAGES", _sentence(text)) for text in inputs.calibration_images.warnings]
     if inputs.resampled:
         found.append(Banner("IMAGE SIZE", _sentence(inputs.resampled)))
+    if inputs.advice:
+        found.append(Banner("BITS", _sentence(inputs.advice)))
     found += [Banner("MODEL", _sentence(remark)) for remark in inputs.remarks]
     return found
 

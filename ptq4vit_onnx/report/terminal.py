@@ -20,7 +20,7 @@ def rows(report: Report) -> list[Row]:
 
 def _model(report: Report) -> list[Row]:
     inputs = report.inputs
-    warnings = (inputs.resampled, *inputs.remarks, *inputs.calibration_images.warnings)
+    warnings = (inputs.advice, inputs.resampled, *inputs.remarks, *inputs.calibration_images.warnings)
     return [
         ("model", inputs.model + (" with RANDOM WEIGHTS" if inputs.random_weights else "")),
         *(("WARNING", warning) for warning in warnings if warning),

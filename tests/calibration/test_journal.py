@@ -10,12 +10,14 @@ import pytest
 
 from ptq4vit_onnx.calibration import calibrate
 from ptq4vit_onnx.calibration.journal import Journal
-from ptq4vit_onnx.images.embedded import embedded_digits
+from ptq4vit_onnx.images.choice import choose_images
+from ptq4vit_onnx.model_loading.load import resolve
 from ptq4vit_onnx.network.discovery import discover
-from ptq4vit_onnx.pipeline import make_plan
+from ptq4vit_onnx.plan.code_file import carried_codes
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.quantizers import Affine, TwinSoftmax, Uniform
-from ptq4vit_onnx.plan.scale_plan import SitePlan
+from ptq4vit_onnx.plan.scale_plan import ScalePlan, SitePlan
+from ptq4vit_onnx.planning.make_plan import make_plan
 from ptq4vit_onnx.request import ExportRequest
 
 SITES = {
@@ -80,15 +82,20 @@ def test_starting_again_keeps_what_is_known_and_forgets_the_torn_line(journal: J
     assert list(journal.read()) == [*SITES, "last"]
 
 
+@pytest.mark.parametrize(
+    ("weight_bits", "bar", "done"), [(8, "calibrating", 4), (4, "calibrating", 4), (4, "rounding", 27)]
+)
 def test_an_interrupted_calibration_searches_only_what_is_left_and_finds_the_same(
-    load_model: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    weight_bits: int, bar: str, done: int, load_model: Callable[[str], Any], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """At four bits with the same codes, wherever it was interrupted: weights are rounded again."""
     import torch
 
     model = load_model("swin_digits")
-    options = Options(images=2, candidates=5, rounds=1, weights="per-tensor", metric="mse")
-    images = embedded_digits(model.preprocessing, "calibration", 2)
-    order = [site.name for site in discover(model.module, torch.from_numpy(images.images[:1]))]
+    options = Options(images=2, candidates=5, rounds=1, weights="per-tensor", metric="mse", weight_bits=weight_bits)
+    images = choose_images(resolve("swin_digits"), None, model.preprocessing, 2, 0, rounding=6)
+    order = [site.name for site in discover(model.module, torch.from_numpy(images.calibration.images[:1]))]
     searched: list[str] = []
     plan_site = calibrate.plan_site
 
@@ -96,27 +103,28 @@ def test_an_interrupted_calibration_searches_only_what_is_left_and_finds_the_sam
         searched.append(recording.site.name)
         return plan_site(recording, *rest)
 
-    def stop_after_four(items: Iterable[Any], _title: str) -> Iterable[Any]:
+    def stop_at_the_fifth(items: Iterable[Any], title: str) -> Iterable[Any]:
         for number, item in enumerate(items):
-            if number == 4:
+            if title == bar and number == 4:
                 raise KeyboardInterrupt
             yield item
 
-    def run(output: str, progress: Any = lambda items, _title: items) -> dict[str, SitePlan]:
+    def run(output: str, progress: Any = lambda items, _title: items) -> ScalePlan:
         request = ExportRequest("swin_digits", options, tmp_path / output)
-        return dict(make_plan(request, model, images, order, progress)[0].sites)
+        return make_plan(request, model, images, order, {}, progress).plan
 
     monkeypatch.setattr(calibrate, "plan_site", counting)
     with pytest.raises(KeyboardInterrupt):
-        run("out", stop_after_four)
+        run("out", stop_at_the_fifth)
     first, searched[:] = list(searched), []
-    assert len(first) == 4
+    assert len(first) == done
     assert [file.name for file in tmp_path.iterdir()] == [".out.resume.jsonl"]
     resumed = run("out")
-    assert len(searched) == len(order) - 4
+    assert len(searched) == len(order) - done
     assert not set(searched) & set(first)
     searched.clear()
     assert run("out") == resumed
     assert searched == [], "what fails after the calibration does not cost it: the journal stays until the end"
     assert resumed == run("whole")
-    assert list(resumed) == order
+    assert list(resumed.sites) == order
+    assert bool(carried_codes(resumed)) is (weight_bits == 4)

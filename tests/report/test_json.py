@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 KEYS: dict[str, Any] = {
     "format": None, "version": None, "model": None, "random_weights": None, "synthetic_images": None,
     "weights_from": None, "resampled": None, "output": {"kind": None, "names": None, "why": None}, "remarks": None,
+    "advice": None,
     "bits": {"weights": None, "activations": None}, "options": {"*": None},
     "versions": {"*": None}, "fingerprints": {"weights": None, "images": None},
     "calibration_images": {"count": None, "skipped": None, "source": None, "built_in": None, "sentence": None,
@@ -43,6 +44,7 @@ KEYS: dict[str, Any] = {
     "passes": {"moved_weights": {"*": None}, "products": {"*": None}, "merged": None,
                "operations_before": {"*": None}, "operations_after": {"*": None}, "places": {"*": None}},
     "losses": {"*": {"*": None}}, "twins": {"summary": None, "sites": {"*": None}}, "channels": {"*": None},
+    "weight_bits": {"*": None}, "budget": None,
     "latency": {
         "cpu": None, "timings": [{"model": None, "threads": None, "batch": None, "median": None, "low": None,
                                   "high": None, "runs": None, "speed": None,

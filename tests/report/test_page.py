@@ -98,12 +98,18 @@ def test_random_weights_are_announced_before_anything_else(made_up: MadeUp) -> N
 def test_what_is_odd_about_the_inputs_is_a_banner_above_the_verdict(made_up: MadeUp) -> None:
     images = CalibrationImages(32, warnings=("all are <black>; give others", "no blue; why"))
     inputs = replace(made_up.report.inputs, calibration_images=images, resampled="position table resampled",
-                     remarks=("no padding",))  # fmt: skip
+                     remarks=("no padding",), advice="four bits save nothing")  # fmt: skip
     page = render(replace(made_up.report, inputs=inputs))
     text = text_of(page)
-    for said in ("All are <black>; give others.", "No blue; why.", "Position table resampled.", "No padding."):
+    for said in (
+        "All are <black>; give others.",
+        "No blue; why.",
+        "Position table resampled.",
+        "No padding.",
+        "Four bits save nothing.",
+    ):
         assert text.index(said) < text.index("Passed")
-    assert page.count('class="banner" role="alert"') == 4
+    assert page.count('class="banner" role="alert"') == 5
 
 
 def test_a_failed_check_makes_the_verdict_a_failure_that_names_it(made_up: MadeUp) -> None:

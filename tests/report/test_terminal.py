@@ -97,9 +97,10 @@ def test_a_dry_run_says_so_and_has_no_accuracy(timed: Report) -> None:
 def test_what_is_odd_about_the_inputs_is_said_right_below_the_model(timed: Report) -> None:
     images = replace(timed.inputs.calibration_images, warnings=("all are black; give others", "no blue; why"))
     inputs = replace(timed.inputs, calibration_images=images, resampled="position table resampled",
-                     remarks=("no padding",))  # fmt: skip
-    assert rows(replace(timed, inputs=inputs))[:6] == [
-        ("model", "vit_test"), ("WARNING", "position table resampled"), ("WARNING", "no padding"),
+                     remarks=("no padding",), advice="four bits save nothing")  # fmt: skip
+    assert rows(replace(timed, inputs=inputs))[:7] == [
+        ("model", "vit_test"), ("WARNING", "four bits save nothing"),
+        ("WARNING", "position table resampled"), ("WARNING", "no padding"),
         ("WARNING", "all are black; give others"), ("WARNING", "no blue; why"),
         ("output", "logits [n, 10]: its num_classes is 10"),
     ]  # fmt: skip
