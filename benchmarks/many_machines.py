@@ -47,7 +47,7 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self.seconds = time.perf_counter() - self.started
         ours, every = (now - then for now, then in zip(self._busy(), self.before, strict=True))
-        self.others = max(0.0, every - ours) / self.seconds
+        self.cpu, self.others = ours, max(0.0, every - ours) / self.seconds
 
     @staticmethod
     def _busy() -> tuple[float, float]:
@@ -77,7 +77,8 @@ def exports(_folder: Path) -> Iterator[Row]:
                 done = export_all(requests, tasks, silent)
                 assert not any(item.failure for item in done), [item.failure for item in done]
                 busy = sum(item.seconds for item in tasks.history)
-            yield {"workers": jobs, "turn": turn, "seconds": load.seconds, "task seconds": busy, "others": load.others}
+            yield {"workers": jobs, "turn": turn, "seconds": load.seconds, "task seconds": busy, "cpu": load.cpu,
+                   "others": load.others}  # fmt: skip
 
 
 def run(command: Sequence[str]) -> tuple[float, float]:
