@@ -170,7 +170,7 @@ def costs(_folder: Path) -> Iterator[Row]:
     from ptq4vit_onnx.simulation.fake import predictor, simulate
 
     torch.set_num_threads(1)
-    for name, options in (("deit_t", Options.paper()), ("deit_s", Options.paper()), ("deit_s", Options())):
+    for name, options in (("deit_s", Options.paper()), ("deit_t", Options.paper()), ("deit_t", Options())):
         started = time.process_time()
         model = load(resolve(name), random_weights=True)
         loaded, spent, plans = time.process_time() - started, dict.fromkeys(("record", "search", "evidence"), 0.0), {}
@@ -209,16 +209,15 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / NAME)
     parsed = parser.parse_args()
     parsed.folder.mkdir(parents=True, exist_ok=True)
-    rows = results.read(NAME).get("rows", [])
     for part in parsed.part or PARTS:
-        found = []
+        found = list[Row]()
         for row in PARTS[part](parsed.folder):
             rounded = {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
             found.append({"part": part, "commit": results.provenance()["commit"], **rounded})
             print(*(f"{key} {value}" for key, value in rounded.items()), sep=", ", flush=True)
-        rows = [row for row in rows if row["part"] != part] + found
-        results.write(NAME, rows)
-    return 0 if all(row.get("same bytes", True) for row in rows) else 1
+            others = [other for other in results.read(NAME).get("rows", []) if other["part"] != part]
+            results.write(NAME, [*others, *found])
+    return 0 if all(row.get("same bytes", True) for row in results.read(NAME)["rows"]) else 1
 
 
 if __name__ == "__main__":
