@@ -21,7 +21,8 @@ from ptq4vit_onnx.studies.paper_tables import MODELS
 
 # Multiply-adds of a forward pass in thousand millions, as timm and the Swin paper give them.
 GIGA = {"deit_t": 1.26, "vit_s_32": 1.15, "vit_s": 4.61, "vit_b": 17.6, "vit_b_384": 55.5, "deit_s": 4.61,
-        "deit_b": 17.6, "deit_b_384": 55.5, "swin_t": 4.5, "swin_s": 8.7, "swin_b": 15.4, "swin_b_384": 47.0}  # fmt: skip
+        "deit_b": 17.6, "deit_b_384": 55.5, "swin_t": 4.5, "swin_s": 8.7, "swin_b": 15.4,
+        "swin_b_384": 47.0}  # fmt: skip
 PHOTOS, CHUNK, ROWS = 50_000, 64, 4
 CORES = 16  # of a machine
 PRICE = 0.045  # dollars for a core and an hour: an assumption, near what clouds ask for general machines
