@@ -47,7 +47,7 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self.seconds = time.perf_counter() - self.started
         ours, every = (now - then for now, then in zip(self._busy(), self.before, strict=True))
-        self.others = max(0.0, every - ours) / self.seconds
+        self.cpu, self.others = ours, max(0.0, every - ours) / self.seconds
 
     @staticmethod
     def _busy() -> tuple[float, float]:
@@ -77,7 +77,8 @@ def exports(_folder: Path) -> Iterator[Row]:
                 done = export_all(requests, tasks, silent)
                 assert not any(item.failure for item in done), [item.failure for item in done]
                 busy = sum(item.seconds for item in tasks.history)
-            yield {"workers": jobs, "turn": turn, "seconds": load.seconds, "task seconds": busy, "others": load.others}
+            yield {"workers": jobs, "turn": turn, "seconds": load.seconds, "task seconds": busy, "cpu": load.cpu,
+                   "others": load.others}  # fmt: skip
 
 
 def run(command: Sequence[str]) -> tuple[float, float]:
@@ -169,7 +170,8 @@ def costs(_folder: Path) -> Iterator[Row]:
     from ptq4vit_onnx.simulation.fake import predictor, simulate
 
     torch.set_num_threads(1)
-    for name, options in (("deit_t", Options.paper()), ("deit_s", Options.paper()), ("deit_s", Options())):
+    for name, method in (("deit_t", "paper"), ("deit_t", "ptq4vit"), ("deit_s", "paper")):
+        options = Options.paper() if method == "paper" else Options()
         started = time.process_time()
         model = load(resolve(name), random_weights=True)
         loaded, spent, plans = time.process_time() - started, dict.fromkeys(("record", "search", "evidence"), 0.0), {}
@@ -189,7 +191,7 @@ def costs(_folder: Path) -> Iterator[Row]:
             mark = time.process_time()
             forward(photos)
             spent[step] = (time.process_time() - mark) / len(photos)
-        yield {"model": name, "method": options.method, "load": loaded, **spent}
+        yield {"model": name, "method": method, "load": loaded, **spent}
 
 
 def prediction(_folder: Path) -> Iterator[Row]:
@@ -208,16 +210,15 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / NAME)
     parsed = parser.parse_args()
     parsed.folder.mkdir(parents=True, exist_ok=True)
-    rows = results.read(NAME).get("rows", [])
     for part in parsed.part or PARTS:
-        found = []
+        found = list[Row]()
         for row in PARTS[part](parsed.folder):
             rounded = {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
             found.append({"part": part, "commit": results.provenance()["commit"], **rounded})
             print(*(f"{key} {value}" for key, value in rounded.items()), sep=", ", flush=True)
-        rows = [row for row in rows if row["part"] != part] + found
-        results.write(NAME, rows)
-    return 0 if all(row.get("same bytes", True) for row in rows) else 1
+            others = [other for other in results.read(NAME).get("rows", []) if other["part"] != part]
+            results.write(NAME, [*others, *found])
+    return 0 if all(row.get("same bytes", True) for row in results.read(NAME)["rows"]) else 1
 
 
 if __name__ == "__main__":

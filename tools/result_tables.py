@@ -187,9 +187,10 @@ def _exports(rows: Sequence[Row]) -> str:
     lines = []
     for turn in sorted({turn for turn, _ in found}):
         one, two = found[turn, 1], found[turn, 2]
-        lines.append((turn + 1, *(f"{row['seconds']:.0f} s ({row['others']:.1f})" for row in (one, two)),
+        cells = [f"{row['seconds']:.0f} s, {row['cpu']:.0f} s, {row['others']:.1f}" for row in (one, two)]
+        lines.append((turn + 1, *cells,
                       f"{one['seconds'] / two['seconds']:.2f}x"))  # fmt: skip
-    return _table(("turn", "one worker (cores that others kept busy)", "two workers", "faster"), lines)
+    return _table(("turn", "one worker: time, CPU time, cores that others kept busy", "two workers", "faster"), lines)
 
 
 def _side_by_side(rows: Sequence[Row]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import secrets
@@ -39,12 +40,15 @@ def scratch_folder() -> Iterator[Path]:
 
 @contextmanager
 def marked(places: Sequence[Path]) -> Iterator[list[Path]]:
-    """An empty file next to each place while it is open: whoever sees it, on whichever machine, sees the place."""
+    """An empty file next to each place while it is open: whoever sees it, on whichever machine, sees the place. Those
+    of dead runs are deleted."""
     marks = [place.absolute().with_name(f".{place.name}.seen-{secrets.token_hex(4)}") for place in places]
     made = [folder for mark in marks for folder in reversed([mark.parent, *mark.parents]) if not folder.exists()]
     try:
         for mark in marks:
             mark.parent.mkdir(parents=True, exist_ok=True)
+            for old in mark.parent.glob(glob.escape(mark.name[:-8]) + "?" * 8):
+                old.unlink(missing_ok=True)
             mark.touch()
         yield marks
     finally:

@@ -15,7 +15,7 @@ from ptq4vit_onnx.model_loading.load import resolve
 from ptq4vit_onnx.models.specs import ModelSpec
 from ptq4vit_onnx.progress import Progress
 from ptq4vit_onnx.request import ExportRequest
-from ptq4vit_onnx.tasks.task import Finished, Task, Tasks, Watched
+from ptq4vit_onnx.tasks.task import Failure, Finished, Task, Tasks, Watched
 from ptq4vit_onnx.tasks.travel import here
 
 # GB that an export or a calibration takes at most, by size of the architecture, at 224 pixels and with some to spare.
@@ -106,12 +106,16 @@ def _all_renamed(rows: list[Row], names: Mapping[str, str]) -> list[Row]:
 
 
 def _written(request: ExportRequest, done: Finished) -> Finished:
+    """With the files that came back written to their folder."""
     if done.failure is not None or not done.result.files:
         return done
-    with claimed(request.folder, request.force), whole_folder(request.folder, request.force) as staging:
-        for name, content in done.result.files.items():
-            assert name in EXPORT_FILES, name
-            (staging / name).write_bytes(content)
+    try:
+        with claimed(request.folder, request.force), whole_folder(request.folder, request.force) as staging:
+            for name, content in done.result.files.items():
+                assert name in EXPORT_FILES, name
+                (staging / name).write_bytes(content)
+    except UserError as error:  # a full disk, a folder that was not there before: the others may still be written
+        return replace(done, result=None, failure=Failure("user", str(error)))
     return replace(done, result=replace(done.result, files={}))
 
 

@@ -144,6 +144,23 @@ def test_an_export_where_the_folder_is_not_seen_comes_back_whole(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["far", "near"]
 
 
+def test_a_folder_that_appears_meanwhile_costs_that_export_alone(
+    command: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def export_one(request: ExportRequest, _mark: Path) -> Exported:
+        if request.model == "vit_t":
+            request.folder.mkdir()
+            (request.folder / "model.onnx").write_text("somebody's")
+        return Exported([("model", request.model)], {}, {"model.onnx": b"of a worker"})
+
+    monkeypatch.setattr(exports, "export_one", export_one)
+    assert command() == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("ptq4vit-onnx: vit_t was not exported: output folder vit_t_w8a8 exists")
+    written = {path.parent.name: path.read_text() for path in tmp_path.glob("*/model.onnx")}
+    assert written == {f"{name}_w8a8": "somebody's" if name == "vit_t" else "of a worker" for name in MODELS}
+
+
 def test_larger_models_ask_for_more() -> None:
     from ptq4vit_onnx.model_loading.load import resolve
     from ptq4vit_onnx.models.specs import find

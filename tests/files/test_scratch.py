@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ptq4vit_onnx.files.scratch import scratch_folder
+from ptq4vit_onnx.files.scratch import marked, scratch_folder
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +48,15 @@ def test_a_link_in_place_of_a_folder_is_not_followed(place: Path) -> None:
     with scratch_folder():
         pass
     assert (place / "mine" / "thesis.txt").exists()
+
+
+def test_a_mark_lies_next_to_its_place_while_it_is_needed(place: Path) -> None:
+    output, stale = place / "new" / "out", place / "new" / ".out.seen-0123abcd"
+    stale.parent.mkdir()
+    stale.touch()
+    with marked([output]) as (mark,):
+        assert list(output.parent.iterdir()) == [mark], "what a dead run left is gone"
+    assert list(place.iterdir()) == [output.parent], "it was there before"
+    with marked([place / "other" / "deep" / "out"]) as (mark,):
+        assert mark.exists()
+    assert list(place.iterdir()) == [output.parent]
