@@ -27,12 +27,12 @@ from ptq4vit_onnx.proof.parity_gate import check_files
 from ptq4vit_onnx.proof.parity_result import Check, Limits, ParityResult
 from ptq4vit_onnx.request import AnyPath, AnySize, AskedKind, resolve_request
 from ptq4vit_onnx.runtime.engines import EngineName, is_own_format, require_engine
+from ptq4vit_onnx.tasks.task import Tasks
 
 if TYPE_CHECKING:
     from ptq4vit_onnx.images.preprocessing import Preprocessing
     from ptq4vit_onnx.model_loading.given_module import Module
     from ptq4vit_onnx.report.data import Report
-    from ptq4vit_onnx.tasks.task import Tasks
 
 __all__ = ["Check", "Evaluation", "Evaluations", "ParityResult", "check_parity", "evaluate", "export"]
 

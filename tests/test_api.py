@@ -117,7 +117,7 @@ def test_a_wrong_method_or_width_is_the_callers_mistake() -> None:
         ({"seed": -1}, "seed is -1"),
         ({"alpha": "0"}, "alpha '0' and beta 1.2 are not numbers"),
         ({"beta": float("nan")}, "beta nan"),
-        ({"rounding": "up"}, "rounding is 'up'; expected one of diffused, nearest"),
+        ({"rounding": "up"}, "rounding is 'up'; expected one of compensated, diffused, nearest"),
         ({"img_size": 0}, "img-size is 0; expected pixels as 384 or, height first, 256x384, at most 16384"),
         ({"img_size": "256x"}, "img-size is '256x'"),
         ({"img_size": (1, 2, 3)}, r"img-size is \(1, 2, 3\)"),
