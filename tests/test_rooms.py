@@ -94,12 +94,12 @@ def test_a_cycle_inside_a_room_is_found(with_module: Callable[[str, str], list[s
 
 
 def test_a_crowded_room_and_a_crowded_hall_are_found(tmp_path: Path) -> None:
-    for name in (*(f"plan/m{number}" for number in range(15)), *(f"m{number}" for number in range(8)), "__init__"):
+    for name in (*(f"plan/m{number}" for number in range(16)), *(f"m{number}" for number in range(8)), "__init__"):
         path = tmp_path / "ptq4vit_onnx" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text('"""A purpose."""\n', encoding="utf-8")
     broken = broken_rules(modules(tmp_path))
-    assert "plan has 15 files, at most 14" in broken and "8 modules lie outside a room, at most 7" in broken
+    assert "plan has 16 files, at most 15" in broken and "8 modules lie outside a room, at most 7" in broken
 
 
 def test_a_module_without_a_purpose_is_found(with_module: Callable[[str, str], list[str]], tmp_path: Path) -> None:
