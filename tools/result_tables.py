@@ -186,7 +186,7 @@ def many_machines(rows: Sequence[Row]) -> str:
 def _exports(rows: Sequence[Row]) -> str:
     found = {(row["turn"], row["workers"]): row for row in rows}
     lines = []
-    for turn in sorted({turn for turn, _ in found}):
+    for turn in sorted({turn for turn, workers in found if workers == 2}):
         one, two = found[turn, 1], found[turn, 2]
         cells = [f"{row['seconds']:.0f} s, {row['cpu']:.0f} s, {row['others']:.1f}" for row in (one, two)]
         lines.append((turn + 1, *cells,

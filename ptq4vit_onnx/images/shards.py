@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 Part = tuple[int, ...]  # images of a source by their number: see ImageSource.only
 Measured = tuple[Result, Mapping[int, str]]  # of a part, and those of its images that cannot be read, with the reason
 Shards = Generator[list[Part], Sequence[Measured[Result]], tuple[list[Result], int]]
-SHARDS = 64  # of a source that is large enough: so that many workers end at about the same time
+SHARDS = 256  # of a source that is large enough: so that many workers end at about the same time
 MOST_CHUNKS = 16  # of a shard: a worker that dies loses no more
 
 
