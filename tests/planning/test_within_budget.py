@@ -36,7 +36,7 @@ class Pretended:
 def workshop(make: Pretended | None = None) -> Workshop:
     plans: Any = {name: {bits: (name, bits) for bits in WIDTHS} for name in COUNTS}
     damage = {name: {bits: SENSITIVE[name] * 4.0**-bits / 2 for bits in WIDTHS} for name in COUNTS}
-    return Workshop(cast(WidthPlans, WidthPlans(plans, COUNTS, damage)), make or Pretended())
+    return Workshop(WidthPlans(plans, COUNTS, damage), make or Pretended())
 
 
 @pytest.mark.parametrize("limit", [1.35e6, 1.8e6, 2.0e6, 2.6e6, 3.1e6, 3.8e6, 1e9])
