@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PLACE = re.compile(r"(<!-- results: (\w+)(?:, batch (\d+))? -->\n).*?(<!-- end of results -->)", re.DOTALL)
+BITS = ("W8A8", "W6A8", "W5A8", "W4A8", "W6A6", "W4A4")
 FEW_IMAGES = 100  # a figure from fewer says so
 Row = Mapping[str, Any]
 
@@ -228,6 +229,50 @@ def _prediction(rows: Sequence[Row]) -> str:
         [(row["machines"] or "one core of one", f"{row['hours']:.1f}", f"{row['faster']:.0f}x",
           f"{row['busy percent']:.0f} %", f"{row['least hours']:.1f} h", f"{row['dollars']:.0f}") for row in rows],
     )  # fmt: skip
+
+
+def low_bits(rows: Sequence[Row]) -> str:
+    """Means over seeds; the standard error is of one seed's photos."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: (row["model"], BITS.index(row["bits"]), row["rounding"] == "compensated")):
+        groups.setdefault((row["model"], row["bits"], row["rounding"]), []).append(row)
+    lines = []
+    for (model, bits, rounding), found in groups.items():
+        drops, error = [row["drop"]["points"] for row in found], found[0]["drop"]["standard_error"]
+        each = " (" + ", ".join(f"{row['kl']:.3g}" for row in found) + ")" if len(found) > 1 else ""
+        lines.append(
+            (
+                model,
+                bits,
+                rounding if not bits.startswith("W8") else "each by itself",
+                f"{_mean(found, 'kl'):.3g}{each}",
+                f"{_mean(found, 'agreement'):.1f} %",
+                f"{sum(drops) / len(drops):.2f} ± {error:.2f}",
+                len(found),
+            )
+        )
+    return _table(("model", "bits", "rounding", "KL (by seed)", "agreement", "drop in top-1", "seeds"), lines)
+
+
+def _mean(rows: Sequence[Row], key: str) -> float:
+    return float(sum(row[key] for row in rows)) / len(rows)
+
+
+def budgets(rows: Sequence[Row]) -> str:
+    """Files of one model by size; above a mixture stands the best single width that fits into its size."""
+    lines = []
+    for row in sorted(rows, key=lambda row: (row["model"], row["size"], row["title"])):
+        if row["group"] == "float":
+            continue
+        fitting = [other["kl"] for other in rows if other["model"] == row["model"] and other["group"] == "single"
+                   and other["size"] <= row["size"]]  # fmt: skip
+        ratio = f"{row['kl'] / min(fitting):.2f}x" if row["group"] == "mixed" and fitting else ""
+        predicted = "" if row["predicted"] is None else f"{row['predicted']:.3g}"
+        lines.append((row["model"], row["title"], f"{row['size'] / 1e6:.2f}", predicted, f"{row['kl']:.3g}", ratio,
+                      f"{row['agreement']:.1f} %", f"{row['drop']:.2f} ± {row['drop_error']:.2f}"))  # fmt: skip
+    titles = ("model", "file", "MB", "KL predicted", "KL measured", "of the best single width that fits", "agreement",
+              "drop in top-1")  # fmt: skip
+    return _table(titles, lines)
 
 
 TABLES: dict[str, Callable[[Sequence[Row]], str]] = {

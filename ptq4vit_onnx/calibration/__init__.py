@@ -16,4 +16,11 @@ measure_evidence    histograms, search curves and damage for the report
 journal             finished sites on disk, so that an interrupted run goes on
 """
 
-DOORS = ("calibrate", "rounding", "measure_evidence", "journal", "widths")  # what other rooms may import
+DOORS = (
+    "calibrate",
+    "rounding",
+    "shared_search",
+    "measure_evidence",
+    "journal",
+    "widths",
+)  # what other rooms may import

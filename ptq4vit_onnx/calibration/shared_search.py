@@ -7,9 +7,9 @@ the same scales to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -18,14 +18,14 @@ from torch import Tensor
 from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.plan.options import Options
 from ptq4vit_onnx.plan.quantizers import Pixels
-from ptq4vit_onnx.plan.scale_plan import SitePlan
 from ptq4vit_onnx.plan.sites import Site
 from ptq4vit_onnx.tasks.task import Task, Tasks
 from ptq4vit_onnx.threads.side_by_side import on_one_thread
 
 Array = np.ndarray[Any, Any]
-Search = Callable[[Recording, Options, Pixels | None], SitePlan]
-Keep = Callable[[Recording, SitePlan], None]
+Plan = TypeVar("Plan")  # what is found of a site: a plan, or one for each width
+Search = Callable[[Recording, Options, Pixels | None], Plan]
+Keep = Callable[[Recording, Plan], None]
 AHEAD, MOST = 2, 16  # recordings in memory: so many more than workers, and at most; one may have 240 MB
 
 
@@ -60,9 +60,9 @@ def _unpacked(array: Array, order: tuple[int, ...]) -> Tensor:
 
 
 def search_shared(
-    tasks: Tasks, search: Search, tape: Iterable[Recording], options: Options, known: dict[str, SitePlan],
-    on_site: Keep, pixels: Pixels | None,
-) -> dict[str, SitePlan]:  # fmt: skip
+    tasks: Tasks, search: Search[Plan], tape: Iterable[Recording], options: Options, known: Mapping[str, Plan],
+    on_site: Keep[Plan], pixels: Pixels | None,
+) -> dict[str, Plan]:  # fmt: skip
     """A plan for every site. search: finds that of one, in a worker. on_site: called as plans come, in any order."""
     pending = _Pending(tasks, on_site)
     most = min(tasks.slots + AHEAD, MOST)
@@ -81,19 +81,19 @@ def search_shared(
     return pending.plans
 
 
-def found_by(search: Search, packed: Packed, options: Options, pixels: Pixels | None) -> SitePlan:
+def found_by(search: Search[Plan], packed: Packed, options: Options, pixels: Pixels | None) -> Plan:
     """In a worker."""
     with on_one_thread():
         return search(packed.recording(), options, pixels)
 
 
-class _Pending:
+class _Pending(Generic[Plan]):
     """Recordings whose plans are being searched."""
 
-    def __init__(self, tasks: Tasks, on_site: Keep) -> None:
+    def __init__(self, tasks: Tasks, on_site: Keep[Plan]) -> None:
         self.tasks, self.on_site = tasks, on_site
         self.held: dict[str, Recording] = {}
-        self.plans: dict[str, SitePlan] = {}
+        self.plans: dict[str, Plan] = {}
         self.results = tasks.finished()
 
     def submit(self, task: Task, recording: Recording) -> None:
@@ -108,6 +108,6 @@ class _Pending:
             done = next(self.results)
         self.keep(self.held.pop(done.task.name), done.value())
 
-    def keep(self, recording: Recording, plan: SitePlan) -> None:
+    def keep(self, recording: Recording, plan: Plan) -> None:
         self.plans[recording.site.name] = plan
         self.on_site(recording, plan)

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptq4vit_onnx.cli import export as cli_export
-from ptq4vit_onnx.cli.arguments import Outcome, positive, several
+from ptq4vit_onnx.cli.arguments import Outcome, add_workers, positive, several, workers
 from ptq4vit_onnx.cli.exports import requests_from
 from ptq4vit_onnx.cli.tables import table
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.plan.budget import parse_bytes
+from ptq4vit_onnx.tasks.ambient import shared_out
 
 if TYPE_CHECKING:
     from ptq4vit_onnx.progress import Progress
@@ -32,6 +33,7 @@ def add_pareto(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--with", dest="others", type=Path, action="append", default=[], metavar="FILE",
                         help="another tool's ONNX file of the same model, beside ours; may be repeated")  # fmt: skip
     cli_export.add_method(parser, widths=False)
+    add_workers(parser)
     parser.set_defaults(plan=None)
     return parser
 
@@ -43,7 +45,8 @@ def run_pareto(parsed: argparse.Namespace, progress: Progress) -> Outcome:
     if len(requests) > 1:
         raise UserError("pareto is of one model; give --model once")
     study = Study(requests[0], parsed.sizes, parsed.points, tuple(parsed.others))
-    found = pareto(study, progress)
+    with workers(parsed) as tasks, shared_out(tasks):
+        found = pareto(study, progress)
     if parsed.json:
         return Outcome(json.dumps({"about": asdict(found.about), "rows": [asdict(row) for row in found.rows]}))
     from ptq4vit_onnx.report.pareto_rows import pareto_table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,14 +11,16 @@ import numpy as np
 from ptq4vit_onnx.calibration.rounding.moments import MomentSums
 from ptq4vit_onnx.calibration.rounding.second_pass import compensated_plan
 from ptq4vit_onnx.calibration.rounding.sensitivity import Sensitivity
+from ptq4vit_onnx.calibration.shared_search import search_shared
 from ptq4vit_onnx.calibration.widths import plans_at
 from ptq4vit_onnx.model_loading.load import LoadedModel
 from ptq4vit_onnx.network.recording import Recording
 from ptq4vit_onnx.network.tape import observe, record
 from ptq4vit_onnx.plan.options import Options
-from ptq4vit_onnx.plan.quantizers import MAX_BITS
+from ptq4vit_onnx.plan.quantizers import MAX_BITS, Pixels
 from ptq4vit_onnx.plan.scale_plan import SitePlan
 from ptq4vit_onnx.progress import Progress, Sized, silent
+from ptq4vit_onnx.tasks.ambient import helpers
 from ptq4vit_onnx.threads.side_by_side import on_one_thread
 
 Array = np.ndarray[Any, Any]
@@ -56,7 +58,6 @@ def plan_widths(
     *,
     rounded_on: Array,
     unseen: Array,
-    widths: Sequence[int] = WIDTHS,
     known: Mapping[str, SitePlan] | None = None,
     on_search: Callable[[str, SitePlan], None] = lambda name, plan: None,
     count: int = 0,
@@ -68,16 +69,7 @@ def plan_widths(
     known: what an interrupted search has found already, by `SITE@BITS`; on_search hears of each such plan. count: of
     sites, for the progress bars.
     """
-    tape = record(model.module, images, options.seed, options.labels, kind=model.kind)
-    plans: dict[str, dict[int, SitePlan]] = {}
-    weights: dict[str, Any] = {}
-    with on_one_thread():
-        for recording in progress(Sized(tape, count), "calibrating"):
-            name = recording.site.name
-            plans[name] = _searched(recording, options, widths, known or {}, model, on_search)
-            if recording.site.rhs_is_weight:
-                weights[name] = recording.rhs
-            del recording
+    plans, weights = _search(model, images, options, known or {}, on_search, count, progress)
     sums = {name: MomentSums(narrow, crossed=False) for name, narrow in _narrow(plans, options).items()}
     observed = observe(model.module, rounded_on, sums, len(images), None, options.seed, options.labels, model.kind)
     with on_one_thread():
@@ -86,21 +78,53 @@ def plan_widths(
                 _round(recording, sums[recording.site.name], plans[recording.site.name], options)
             del recording
     damage = _damage(model, plans, weights, unseen, options, count, progress)
-    return WidthPlans(plans, {name: weight.numel() for name, weight in weights.items()}, damage)
+    return WidthPlans(plans, {name: weights[name].numel() for name in sorted(weights)}, damage)
 
 
-def _searched(
-    recording: Recording, options: Options, widths: Sequence[int], known: Mapping[str, SitePlan], model: LoadedModel,
-    on_search: Callable[[str, SitePlan], None],
-) -> dict[int, SitePlan]:  # fmt: skip
-    name = recording.site.name
-    wanted = {bits: f"{name}@{bits}" for bits in (widths if recording.site.rhs_is_weight else (MAX_BITS,))}
-    if all(key in known for key in wanted.values()):
-        return {bits: known[key] for bits, key in wanted.items()}
-    found = plans_at(recording, options, widths, model.pixel_grid)
-    for bits, plan in found.items():
-        on_search(wanted[bits], plan)
-    return found
+def _search(
+    model: LoadedModel, images: Array, options: Options, known: Mapping[str, SitePlan],
+    on_search: Callable[[str, SitePlan], None], count: int, progress: Progress,
+) -> tuple[dict[str, dict[int, SitePlan]], dict[str, Any]]:  # fmt: skip
+    """(by site, its plans by width; its weight, if it has one). The sites are shared out where there are helpers."""
+    weights: dict[str, Any] = {}
+    finished = _by_site(known)
+
+    def keep(recording: Recording, plans: dict[int, SitePlan]) -> None:
+        name = recording.site.name
+        if recording.site.rhs_is_weight:
+            weights[name] = recording.rhs
+        if name not in finished:
+            for bits, plan in plans.items():
+                on_search(f"{name}@{bits}", plan)
+
+    tape = progress(Sized(record(model.module, images, options.seed, options.labels, kind=model.kind), count),
+                    "calibrating")  # fmt: skip
+    tasks = helpers()
+    if tasks is not None:
+        return search_shared(tasks, all_widths, tape, options, finished, keep, model.pixel_grid), weights
+    found: dict[str, dict[int, SitePlan]] = {}
+    with on_one_thread():
+        for recording in tape:
+            name = recording.site.name
+            found[name] = finished.get(name) or all_widths(recording, options, model.pixel_grid)
+            keep(recording, found[name])
+            del recording
+    return found, weights
+
+
+def all_widths(recording: Recording, options: Options, pixels: Pixels | None) -> dict[int, SitePlan]:
+    return plans_at(recording, options, WIDTHS, pixels)
+
+
+def _by_site(known: Mapping[str, SitePlan]) -> dict[str, dict[int, SitePlan]]:
+    """Of an interrupted run's plans, by `SITE@BITS`, those of sites that it had finished."""
+    found: dict[str, dict[int, SitePlan]] = {}
+    for key, plan in known.items():
+        name, _, bits = key.rpartition("@")
+        found.setdefault(name, {})[int(bits)] = plan
+    whole = {name: (set(WIDTHS) if MAX_BITS in plans and plans[MAX_BITS].kind != "matmul" else {MAX_BITS})
+             for name, plans in found.items()}  # fmt: skip
+    return {name: plans for name, plans in found.items() if set(plans) == whole[name]}
 
 
 def _narrow(plans: Mapping[str, ByWidth], options: Options) -> dict[str, SitePlan]:

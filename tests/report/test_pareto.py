@@ -66,10 +66,10 @@ def test_mixtures_are_compared_with_the_best_single_width_that_is_no_larger() ->
 
 
 def test_for_another_tools_file_the_files_to_take_instead_are_named() -> None:
-    rows = [*map(single, (3, 4, 5, 8)), peer("NNCF", 6_200_000, 0.052), peer("better", 3_000_000, 0.001)]
+    rows = [*map(single, (3, 4, 5, 6, 8)), peer("NNCF", 5_000_000, 0.052), peer("better", 3_000_000, 0.001)]
     worse, better = pareto_sentences(rows, "KL")
     assert worse == (
-        "NNCF has 6.20 MB and KL 0.052. Of the files that are no larger, 8 bits is the closest: KL 0.0045. "
+        "NNCF has 5.00 MB and KL 0.052. Of the files that are no larger, 6 bits is the closest: KL 0.01. "
         "Of those with no larger KL, 5 bits is the smallest: 4.07 MB."
     )
     assert better.endswith("No file here is both no larger and no farther from the float model.")
