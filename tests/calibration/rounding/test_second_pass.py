@@ -191,3 +191,12 @@ def test_every_site_is_told_of_once_with_the_plan_it_gets() -> None:
     assert told == list(found.items()) and list(found) == ["qk", "fc"]
     assert found["qk"] is plans["qk"] and isinstance(found["fc"].rhs, Compensated)
     assert not isinstance(plans["fc"].rhs, Compensated), "the plans that were given stay"
+
+
+def test_a_site_that_was_heard_and_not_recorded_is_not_left_as_it_was_in_silence() -> None:
+    item = plain()
+    plans = {"fc": plan_site(item, W4)}
+    sums = listeners_of(plans, W4)
+    sums["fc"](item.lhs)(item.grad)
+    with pytest.raises(AssertionError, match="a site with moments was not recorded"):
+        compensate([], sums, plans, W4)
