@@ -69,7 +69,10 @@ def exports(_folder: Path) -> Iterator[Row]:
     for turn in range(2):
         for jobs in (1, 2):
             with tempfile.TemporaryDirectory() as scratch, Load() as load, opened(LocalProcesses(jobs)) as tasks:
-                options = [Options(weight_bits=bits, activation_bits=8, images=16) for bits in (8, 7, 6, 5)]
+                options = [
+                    Options(weight_bits=bits, activation_bits=8, images=16, rounding="diffused")
+                    for bits in (8, 7, 6, 5)
+                ]
                 requests = [
                     ExportRequest("vit_t", each, Path(scratch) / str(each.weight_bits), random_weights=True)
                     for each in options
