@@ -287,6 +287,8 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
             engines,
             file_size,
             many_machines,
+            low_bits,
+            budgets,
         )
     },
     **dict.fromkeys(("speed_vnni", "speed_avx2", "two_threads_1", "two_threads_2", "two_threads_3"), speed),
