@@ -83,7 +83,8 @@ def pareto(study: Study, progress: Progress = silent) -> Found:
     for other in study.others:
         require_file(other, "model", "give ONNX files of the same model by --with")
         session(other)  # or it would fail after the calibration
-    request = replace(study.export, output=study.folder)
+    # Any budget: it asks for images to round and to choose on, and for all widths.
+    request = replace(study.export, output=study.folder, budget=Budget("average_weight_bits", MAX_BITS))
     spec = spec_for(request)
     require_outside(study.folder, {"--data": request.data, "--checkpoint": request.checkpoint})
     require_free(study.folder, request.force)

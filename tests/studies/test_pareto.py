@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ptq4vit_onnx import check_parity
+from ptq4vit_onnx import check_parity, pipeline
 from ptq4vit_onnx.cli.main import main
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.graph.model_proto import file_bytes
@@ -99,3 +99,20 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     said = capsys.readouterr().err.strip()
     assert code == 2 and line in said and "\n" not in said, said
     assert not list(tmp_path.iterdir())
+
+
+def test_weights_are_rounded_and_sizes_chosen_on_images_that_the_table_is_not_measured_on(
+    quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+
+    def load_inputs(*arguments: Any) -> Any:
+        seen.extend(pipeline.load_inputs(*arguments))
+        raise UserError("seen")
+
+    monkeypatch.setattr(study, "load_inputs", load_inputs)
+    with pytest.raises(UserError, match="seen"):
+        pareto(Study(resolve_request("vit_digits", output=tmp_path / "out", images=4, rounding_images=12)))
+    images = seen[1]
+    assert len(images.rounded_on) == 12 and len(images.calibration) == 4
+    assert images.choosing is not None and not set(images.choosing.names) & set(images.measured.names)
