@@ -70,7 +70,8 @@ def plan_widths(
     sites, for the progress bars.
     """
     plans, weights = _search(model, images, options, known or {}, on_search, count, progress)
-    sums = {name: MomentSums(narrow, crossed=False) for name, narrow in _narrow(plans, options).items()}
+    crossed = options.activation_bits < MAX_BITS
+    sums = {name: MomentSums(narrow, crossed) for name, narrow in _narrow(plans, options).items()}
     observed = observe(model.module, rounded_on, sums, len(images), None, options.seed, options.labels, model.kind)
     with on_one_thread():
         for recording in progress(Sized(observed, count), "rounding"):
