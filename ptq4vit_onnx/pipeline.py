@@ -90,7 +90,7 @@ def load_inputs(
     options = request.options
     require_images(spec, request.data, options.images, channels_of(spec) if request.data is None else None)
     model = load_for(request, spec)
-    rounding, choosing = (0, 0) if known_plan else more_images(request, model)
+    rounding, choosing = more_images(request, model)  # also of a known plan: it may have been made on these images
     images = choose_images(
         spec, request.data, model.preprocessing, options.images, options.seed, progress, rounding, choosing
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from ptq4vit_onnx.cli.tables import table
 from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.plan.budget import parse_bytes
 from ptq4vit_onnx.tasks.ambient import shared_out
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from ptq4vit_onnx.progress import Progress
@@ -44,6 +47,10 @@ def run_pareto(parsed: argparse.Namespace, progress: Progress) -> Outcome:
     requests = requests_from(parsed)
     if len(requests) > 1:
         raise UserError("pareto is of one model; give --model once")
+    if parsed.paper or parsed.method == "base":
+        raise UserError("pareto mixes widths, which the methods as published do not; leave --paper and --method out")
+    if requests[0].random_weights:
+        logger.warning("RANDOM WEIGHTS: this is a dry run, the model predicts nothing.")
     study = Study(requests[0], parsed.sizes, parsed.points, tuple(parsed.others))
     with workers(parsed) as tasks, shared_out(tasks):
         found = pareto(study, progress)

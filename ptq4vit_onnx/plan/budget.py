@@ -26,10 +26,10 @@ class Budget:
     limit: float
 
     def __post_init__(self) -> None:
-        name = self.limited.replace("_", "-")
         if self.limited not in get_args(Limited):
-            raise UserError(f"budget is {self.limited!r}; expected one of {', '.join(get_args(Limited))}")
-        if not isinstance(self.limit, (int, float)) or not 0 <= self.limit < math.inf:
+            raise UserError(f"budget is {self.limited!r:.40}; expected one of {', '.join(get_args(Limited))}")
+        name = self.limited.replace("_", "-")
+        if isinstance(self.limit, bool) or not isinstance(self.limit, (int, float)) or not 0 <= self.limit < math.inf:
             raise UserError(f"--{name} is {self.limit!r}; expected a number of at least 0")
         if self.limited == "average_weight_bits" and not MIN_BITS <= self.limit <= MAX_BITS:
             raise UserError(f"--{name} is {self.limit:g}; expected {MIN_BITS} to {MAX_BITS} bits")

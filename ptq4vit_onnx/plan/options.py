@@ -70,6 +70,11 @@ class Options:
     def __post_init__(self) -> None:
         for name, least, most in _WHOLE:
             require_whole(name, getattr(self, name), least, most)
+        if 0 < self.rounding_images < self.images:
+            raise UserError(
+                f"rounding-images is {self.rounding_images}, expected at least the {self.images} images that are "
+                "calibrated on"
+            )
         ends = (self.alpha, self.beta)
         if not all(isinstance(value, (int, float)) for value in ends) or not 0 <= self.alpha < self.beta < math.inf:
             raise UserError(f"alpha {self.alpha!r} and beta {self.beta!r} are not numbers 0 <= alpha < beta")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from ptq4vit_onnx.planning.within_budget import Workshop, spend
 from ptq4vit_onnx.progress import Progress, Sized
 from ptq4vit_onnx.request import IMG_SIZE, NUM_CLASSES, OUTPUT_KIND, ExportRequest, size_text
 
+logger = logging.getLogger(__name__)
 CHOOSING, CHOOSING_BY_DROP = 256, 1024  # images; top-1 of few says little
 SENSITIVITY_IMAGES = 64  # of those that a budget's choice is made on
 
@@ -87,10 +89,7 @@ def make_plan_within(
     floats: Mapping[str, str], float_path: Path, folder: Path, progress: Progress,
 ) -> Made:  # fmt: skip
     """The same with the bits of every weight chosen by the budget. folder: for files that are tried."""
-    if budget.limited == "max_kl" and model.kind.name != "logits":
-        raise UserError(f"--max-kl is of logits, {model.name} returns {model.kind.plural}; give --max-size instead")
-    if budget.limited == "max_drop" and (chosen.chosen_on.labels is None):
-        raise UserError("--max-drop needs labelled images to measure on; give --data with labels, or --max-kl instead")
+    _require_measurable(budget, model, chosen)
     plans = calibrate_widths(request, model, chosen, len(order), progress)
 
     def complete(sites: Mapping[str, SitePlan]) -> ScalePlan:
@@ -102,6 +101,20 @@ def make_plan_within(
     allocation = spend(budget, shop, len(chosen.chosen_on), model.kind.measured_by)
     sites = plans.sites_at(allocation.choice.bits)
     return Made(complete(sites), _evidence(model, chosen.calibration, sites, request.options, progress), allocation)
+
+
+def _require_measurable(budget: Budget, model: LoadedModel, chosen: ChosenImages) -> None:
+    """Refuse a limit of what cannot be measured, before anything is; warn where few images make it coarse."""
+    name = f"--{budget.limited.replace('_', '-')}"
+    if budget.by_measurement and budget.limited not in model.kind.limits:
+        raise UserError(f"{name} is not measured of {model.kind.plural}, which {model.name} returns; give --max-size")
+    if budget.limited != "max_drop":
+        return
+    count = len(chosen.chosen_on)
+    if chosen.chosen_on.labels is None:
+        raise UserError(f"{name} needs labelled images besides those calibrated on; give more of them by --data")
+    if 100 / count > budget.limit:
+        logger.warning(f"{name} {budget.limit:g}: one of {count} images is {100 / count:.1f} points; give more images")
 
 
 def calibrate_widths(

@@ -6,6 +6,7 @@ calibration what it costs; a mixture is taken only where it measured better than
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -134,9 +135,9 @@ def _by_size(budget: Budget, shop: Workshop) -> dict[str, int]:
             break
         limit -= excess
     if not fitting:
-        smallest = min(found.size for found in shop.singles.values())
+        smallest = math.ceil(min(found.size for found in shop.singles.values()) / 1e4) / 100
         raise UserError(
-            f"--max-size is {budget.limit / 1e6:g} MB; the smallest file of this model has {smallest / 1e6:.2f} MB, "
+            f"--max-size is {budget.limit / 1e6:g} MB; the smallest file of this model has {smallest:.2f} MB, "
             "give at least that"
         )
     return _best(fitting, shop)
@@ -161,7 +162,8 @@ def _by_cost(budget: Budget, shop: Workshop) -> dict[str, int]:
         best = min(shop.singles.values(), key=lambda found: _cost(budget, found))
         name = budget.limited.replace("_", "-")
         raise UserError(
-            f"--{name} is {budget.limit:g}; the best single width has {_cost(budget, best):.3g}, give at least that"
+            f"--{name} is {budget.limit:g}; the best single width has {_cost(budget, best):.3g}, give a little more "
+            "than that"
         )
     single = min(fitting, key=lambda bits: shop.singles[bits].size)
     found, costs = shop.plans.uniform(single), shop.bytes_by_width

@@ -8,6 +8,7 @@ beside them.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from ptq4vit_onnx.errors import UserError
 from ptq4vit_onnx.files.inputs import require_file
 from ptq4vit_onnx.files.leftovers import journal_of, real_place
 from ptq4vit_onnx.files.outputs import claimed, require_free, require_outside, whole_folder
+from ptq4vit_onnx.files.scratch import scratch_folder
 from ptq4vit_onnx.images.choice import ChosenImages
 from ptq4vit_onnx.model_loading.batch_norms import with_batch_norms_folded
 from ptq4vit_onnx.model_loading.load import LoadedModel, spec_for
@@ -37,6 +39,7 @@ from ptq4vit_onnx.runtime import process
 from ptq4vit_onnx.runtime.bench import Timing, bench
 from ptq4vit_onnx.runtime.session import session
 
+logger = logging.getLogger(__name__)
 LEAST_SHOWN_BITS = 3  # the smallest size that is tried unless sizes are given: two bits are of little use
 RUNS = 20  # of each file, in turns
 
@@ -106,16 +109,11 @@ def _run(study: Study, model: LoadedModel, images: ChosenImages, staging: Path, 
         within = replace(request, budget=Budget("max_size", size))
         return plan_of(within, model, images.calibration, {name: sites[name] for name in names}, floats)
 
-    trial = TrialFiles(float_path, complete, model.kind, images.chosen_on, staging, request.input, request.target)
-    shop = Workshop(plans, trial.make, progress)
-    chosen: dict[tuple[tuple[str, int], ...], Point] = {}
-    for size in progress(study.sizes or _sizes(shop, study.count), "budgets"):
-        point = spend(Budget("max_size", size), shop, len(images.chosen_on), model.kind.measured_by).choice
-        chosen[tuple(point.bits.items())] = point
-    singles = [point for point in shop.points() if len(set(point.bits.values())) == 1]
-    wanted = {**{tuple(point.bits.items()): point for point in singles}, **chosen}
+    with scratch_folder() as scratch:
+        trial = TrialFiles(float_path, complete, model.kind, images.chosen_on, scratch, request.input, request.target)
+        points = _points(study, images, Workshop(plans, trial.make, progress), model.kind.measured_by, progress)
     ours = []
-    for point in sorted(wanted.values(), key=lambda item: item.size):
+    for point in points:
         path = _free_name(staging, point.size)
         plan = complete(plans.sites_at(point.bits), point.size)
         trial.write(plan, path)
@@ -126,6 +124,21 @@ def _run(study: Study, model: LoadedModel, images: ChosenImages, staging: Path, 
     about = ParetoAbout(model.name, model.kind.measured_by, str(images.measured_on), cpu, __version__)
     _write(staging, rows, about)
     return Found(study.folder, rows, about)
+
+
+def _points(study: Study, images: ChosenImages, shop: Workshop, distance: str, progress: Progress) -> list[Point]:
+    """The single widths, and what each size became, by size."""
+    chosen: dict[tuple[tuple[str, int], ...], Point] = {}
+    for size in progress(study.sizes or _sizes(shop, study.count), "budgets"):
+        try:
+            point = spend(Budget("max_size", size), shop, len(images.chosen_on), distance).choice
+        except UserError as error:  # of one size; the others are there to be had
+            logger.warning(f"--sizes: {error}")
+            continue
+        chosen[tuple(point.bits.items())] = point
+    singles = [point for point in shop.points() if len(set(point.bits.values())) == 1]
+    wanted = {**{tuple(point.bits.items()): point for point in singles}, **chosen}
+    return sorted(wanted.values(), key=lambda item: item.size)
 
 
 def _sizes(shop: Workshop, count: int) -> list[int]:

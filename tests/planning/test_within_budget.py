@@ -81,7 +81,7 @@ def test_a_drop_is_held_against_the_measured_drop() -> None:
 
 
 def test_a_distance_that_eight_bits_do_not_reach_is_refused_with_the_best() -> None:
-    with pytest.raises(UserError, match=r"--max-kl is 0.001; the best single width has 0.004, give at least that"):
+    with pytest.raises(UserError, match=r"--max-kl is 0.001; the best single width has 0.004, give a little"):
         spend(Budget("max_kl", 0.001), workshop(), 8, "KL")
 
 
