@@ -42,7 +42,6 @@ def test_a_file_that_answers_as_the_float_model_is_at_distance_zero_each_time(
     monkeypatch.setattr(trial_files, "file_bytes", lambda path: 1)
     monkeypatch.setattr(trial_files, "MOST_REMEMBERED", most)
     images: Any = Images(count)
-    files = TrialFiles(
-        tmp_path / "float", lambda sites: None, KINDS["logits"], images, tmp_path, "float", "onnxruntime"
-    )  # type: ignore[arg-type,return-value]
+    no_plan: Any = None
+    files = TrialFiles(tmp_path, no_plan, KINDS["logits"], images, tmp_path, "float", "onnxruntime")
     assert [files.measure(tmp_path / "model").distance for _ in range(3)] == pytest.approx([0.0] * 3, abs=1e-6)
