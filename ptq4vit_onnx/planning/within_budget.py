@@ -19,7 +19,7 @@ from ptq4vit_onnx.planning.allocation import Costs, allocate
 from ptq4vit_onnx.planning.widths import WidthPlans
 from ptq4vit_onnx.progress import Progress, silent
 
-MOST_REFITS = 8  # of a mixture whose file came out larger than was reckoned
+MOST_REFITS = 12  # of a mixture whose file came out larger than was reckoned, each further below the limit
 HALVINGS = 5  # of the sizes between two single widths, the smaller of which costs too much
 Widths = Mapping[str, int]
 
@@ -125,7 +125,7 @@ def _by_size(budget: Budget, shop: Workshop) -> dict[str, int]:
     costs = shop.bytes_by_width
     counts = shop.plans.weights
     limit = budget.limit - (shop.singles[MAX_BITS].size - sum(counts.values()))  # of the weights alone
-    for _ in range(MOST_REFITS):
+    for attempt in range(MOST_REFITS):
         mixed = allocate(costs, limit)
         if mixed is None:
             break
@@ -133,7 +133,7 @@ def _by_size(budget: Budget, shop: Workshop) -> dict[str, int]:
         if excess <= 0:
             fitting.append(mixed)
             break
-        limit -= excess
+        limit -= excess * 2**attempt
     if not fitting:
         smallest = math.ceil(min(found.size for found in shop.singles.values()) / 1e4) / 100
         raise UserError(

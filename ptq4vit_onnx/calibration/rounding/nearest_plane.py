@@ -33,7 +33,7 @@ DAMPING = 0.1
 SCALES = tuple(0.7 + 0.05 * step for step in range(11))
 RIDGE = 1.0  # of the mean diagonal of H; less fits the calibration images more than others
 BLOCK = 64  # rows between which errors are handed on one by one; to the rows behind them, all at once
-COLUMNS = 1024  # outputs that are rounded at once
+COLUMNS = 4096  # outputs that are rounded at once, each candidate of a scale being one
 
 
 def compensated(weight: Tensor, moments: Moments, lhs: Quantizer, rhs: Uniform, ridge: bool = False) -> Compensated:

@@ -21,6 +21,8 @@ from ptq4vit_onnx.plan.saturation_safe_weights import shipped
 from ptq4vit_onnx.plan.scale_plan import SitePlan
 from ptq4vit_onnx.threads.side_by_side import on_one_thread
 
+LOSS_ROWS = 1024  # that a finished weight's loss is measured on, for the plan and the report; nothing is chosen by it
+
 
 def listeners_of(plans: Mapping[str, SitePlan], options: Options) -> dict[str, MomentSums]:
     """For every weight that is to be rounded with compensation. Errors of eight-bit inputs are too small to matter."""
@@ -84,7 +86,8 @@ def product_of(recording: Recording, plan: SitePlan) -> Recording:
 
 
 def _loss(main: Recording, plan: SitePlan, options: Options) -> float:
-    """By the search's metric, on all recorded rows; of outliers' own product it knows nothing."""
-    objective = objective_of(main, options.metric)
+    """By the search's metric, on LOSS_ROWS of the recorded rows; of outliers' own product it knows nothing."""
+    step = max(1, len(main.lhs) // LOSS_ROWS)
+    objective = objective_of(replace(main, lhs=main.lhs[::step], grad=main.grad[::step]), options.metric)
     loss = float(Product(objective, weight=True).loss(plan.lhs.in_steps, plan.rhs))
     return loss / objective.size if options.sums_squares else loss
