@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ptq4vit_onnx.api import check_parity, evaluate, export
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 __all__ = ["__version__", "check_parity", "evaluate", "export"]
 
 
