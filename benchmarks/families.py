@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks import results
+from benchmarks import measured_code, results
 from ptq4vit_onnx.graph.model_proto import load
 
-PHOTOS = results.ROOT / "models" / "photos"
+PHOTOS = measured_code.ROOT / "models" / "photos"
 IMAGES, LIMIT = 4, 1800  # photos to calibrate on; seconds for one export
 CANDIDATES = 8  # of the search, which is cut short: with random weights only structure and parity count
 COLUMNS = ("family", "model", "size", "output", "sites", "in integers", "exact", "bit for bit", "seconds", "remark")
@@ -166,7 +166,8 @@ def measure(family: Family, folder: Path, photos: Path, jobs: int) -> dict[str, 
     environment = os.environ | ({"OMP_NUM_THREADS": "1"} if jobs > 1 else {})
     started = time.perf_counter()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment, cwd=results.ROOT)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment,
+                              cwd=measured_code.ROOT)  # fmt: skip
         found: dict[str, Any] = {"error": _last_line(done.stderr)}
         if done.returncode == 0:
             found = {**_of_report(json.loads(done.stdout)), "size": _size(folder / "export" / "float.onnx")}

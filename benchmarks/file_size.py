@@ -28,7 +28,7 @@ import numpy as np
 import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks import results
+from benchmarks import measured_code, results
 from benchmarks.nncf_peer import say
 from benchmarks.speed import KNOWN, OPENVINO, Subject, build, file_of, open_subject, options_of, planned, target_of
 from ptq4vit_onnx import passes
@@ -104,7 +104,7 @@ def forms(variant: str) -> dict[EngineName, str]:
 def load_once(small: Path, path: Path, engine: EngineName) -> float:
     """Milliseconds, in a process of its own."""
     command = [sys.executable, "-c", LOAD, str(small), str(path), engine]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=results.ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=measured_code.ROOT)
     if done.returncode:
         raise SystemExit(f"{engine} cannot load {path}: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
     return float(done.stdout)
