@@ -6,12 +6,12 @@
     python benchmarks/simulated_accuracy.py methods --rows 3 6 --calibrated-on training built-in --seed 0 1 2
 
 Prints one Markdown row as soon as it is measured, and keeps those of all photos in benchmarks/results/methods.json or
-ablation.json, whose rows of this commit are not measured again. Every row is calibrated on the same 32 photos and measured on the
-same validation photos as the float model, all of them and fold by fold: drop is the paired difference in top-1, with
-its standard error. A seed picks the calibration photos and draws the labels; of several, the mean follows, its drop
-with the standard deviation of one seed's. --calibrated-on takes crops of the built-in photos instead of, or next to, 32
-ImageNet training photos; the seed then also draws which of the built-in photos are used. Single choices of all rows can
-be replaced, as by --weights per-tensor; such rows, and those of fewer photos, are not kept.
+ablation.json, whose rows of this commit are not measured again. Every row is calibrated on the same 32 photos and
+measured on the same validation photos as the float model, all of them and fold by fold: drop is the paired difference
+in top-1, with its standard error. A seed picks the calibration photos and draws the labels; of several, the mean
+follows, its drop with the standard deviation of one seed's. --calibrated-on takes crops of the built-in photos instead
+of, or next to, 32 ImageNet training photos; the seed then also draws which of the built-in photos are used. Single
+choices of all rows can be replaced, as by --weights per-tensor; such rows, and those of fewer photos, are not kept.
 """
 
 from __future__ import annotations
