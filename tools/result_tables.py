@@ -29,7 +29,7 @@ DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 PLACE = re.compile(
     r"(<!-- results: (\w+)(?:, batch (\d+))?(?:, form (\w+))? -->\n).*?(<!-- end of results -->)", re.DOTALL
 )
-SPEEDS = ("speed_vnni", "speed_avx2", "speed_vnni_real", "two_threads_1", "two_threads_2", "two_threads_3")
+SPEEDS = ("speed_vnni", "speed_avx2", "speed_vnni_real", "two_threads")
 Maker = Callable[[Sequence[Row]], str]
 # By name of the results, and of the form, which is mostly empty.
 TABLES: Mapping[tuple[str, str], Maker] = {
