@@ -1,4 +1,4 @@
-"""README.md: short, its links lead somewhere, its commands and its Python are the program's, its output is what is printed."""
+"""README.md is short, its links lead somewhere, its commands and calls exist, and its output is what is printed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 MOST_WORDS = 900
 HISTORY = re.compile(
-    r"no longer|used to be|formerly|earlier form|predates|measured when|measured before|not (yet measured|measured yet)",
+    r"no longer|used to be|formerly|earlier form|predates|measured when|measured before|"
+    r"not (yet measured|measured yet)",
     re.IGNORECASE,
 )
 
