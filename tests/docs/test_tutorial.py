@@ -55,7 +55,7 @@ def run(block: Block) -> None:
             assert program == "python", line
             done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60)
             assert done.returncode == 0, done.stderr
-            print(done.stdout)
+            sys.stdout.write(done.stdout)
 
 
 def first_missing(shown: str, printed: str) -> str | None:
