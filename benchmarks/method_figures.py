@@ -56,6 +56,7 @@ AXIS = -3  # of a left side: one scale for all of it
 
 Row = dict[str, Any]
 Cost = Callable[[str, Quantizer], float]
+COMPARED: tuple[Metric, ...] = ("hessian", "mse")
 
 
 def distribution(recording: Recording, cost: Cost) -> Row:
@@ -122,9 +123,9 @@ def _losses(recording: Recording, grid: Grid, metric: Metric) -> list[float]:
 
 def choices(recording: Recording, cost: Cost) -> Row:
     grid = uniform_grid(recording.lhs, BITS, 1, AXIS, Options())
-    name, both = recording.site.name, ("hessian", "mse")
-    return {"figure": "choices", "site": name, "bits": BITS,
-            **{metric: cost(name, chosen_by(metric, recording, grid)) for metric in both}}  # fmt: skip
+    name = recording.site.name
+    costs = {metric: cost(name, chosen_by(metric, recording, grid)) for metric in COMPARED}
+    return {"figure": "choices", "site": name, "bits": BITS, **costs}
 
 
 def chosen_by(metric: Metric, recording: Recording, grid: Grid) -> Quantizer:
@@ -139,7 +140,7 @@ def pairs(weights: Mapping[str, Tensor]) -> list[Row]:
     rows = []
     for scales in ("one per tensor", "one per output"):
         sums = np.concatenate([_pair_sums(weight, scales == "one per output") for weight in weights.values()])
-        counts = np.bincount(sums // SUM_BINS, minlength=256 // SUM_BINS)
+        counts = np.bincount(np.minimum(sums, 255) // SUM_BINS, minlength=256 // SUM_BINS)
         rows.append({"figure": "pairs", "scales": scales, "limit": limit, "bin": SUM_BINS, "counts": counts.tolist(),
                      "pairs": len(sums), "beyond": int((sums > limit).sum())})  # fmt: skip
     return rows
@@ -148,7 +149,8 @@ def pairs(weights: Mapping[str, Tensor]) -> list[Row]:
 def _pair_sums(weight: Tensor, per_output: bool) -> np.ndarray[Any, Any]:
     """weight: [inputs, outputs], rounded with the scale that just covers it."""
     codes = covering(weight, 8, weight.shape[1] if per_output else 1, -1).codes(weight).numpy().astype(np.int64)
-    return np.abs(codes[0::2] + codes[1::2]).reshape(-1)
+    sums: np.ndarray[Any, Any] = np.abs(codes[0::2] + codes[1::2]).reshape(-1)
+    return sums
 
 
 def cost_on(model: LoadedModel, images: np.ndarray[Any, Any]) -> Cost:
