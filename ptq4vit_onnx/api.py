@@ -73,9 +73,9 @@ def export(
     they wait, if this is the first import of torch, and glibc keeps freed memory for the next tensor.
 
     Args:
-        model: A name of `ptq4vit-onnx models`, a timm name, "transformers:NAME", "torchvision:NAME", a folder with a
-            config.json, or any torch.nn.Module whose forward takes images [n, C, H, W] and returns a tensor or a tuple
-            of tensors. A module is not changed.
+        model: A name of `ptq4vit-onnx models`, as "vit_digits" (the default), a timm name, "transformers:NAME",
+            "torchvision:NAME", a folder with a config.json, or any torch.nn.Module whose forward takes images
+            [n, C, H, W] and returns a tensor or a tuple of tensors. A module is not changed.
         bits: Bits of weights and of activations, 2 to 8; None: 8.
         preprocessing: How the images of a module are prepared: a Preprocessing, or a mapping with size, mean, std, and
             perhaps interpolation ("bicubic"), crop_pct (1.0) and crop_mode ("center" or "squash").
