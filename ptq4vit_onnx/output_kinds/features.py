@@ -32,7 +32,7 @@ class Closeness:
     Attributes:
         cosine: Mean over tokens and images.
         worst_cosine: Of the single worst token.
-        relative_error: |error| / |token|, mean over tokens and images.
+        relative_error: Length of the error over that of the token, mean over tokens and images.
         worst_relative_error: Of the single worst token.
     """
 
