@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.measured_code import fingerprints
 from tools import result_pictures, result_tables
 
 ROW = {"family": "A", "model": "a", "remark": "", "output": "logits", "sites": 3, "integer products": 3, "products": 3,
@@ -52,7 +53,7 @@ def test_results_older_than_their_code_are_named() -> None:
 
 
 def test_a_room_that_has_changed_makes_its_results_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = result_tables.fingerprints()
+    known = fingerprints()
     data = {"commit": "c0ffee", "rows": [{}], "code": {"c0ffee": known}}
     monkeypatch.setattr(result_tables, "RESULTS", tmp_path)
     (tmp_path / "speed_vnni.json").write_text(json.dumps(data))
