@@ -5,8 +5,8 @@
 
 A document says where a table stands:  <!-- results: families -->  ...  <!-- end of results -->
 Of rows with a batch size, <!-- results: speed_vnni, batch 1 --> takes those of one. A table may have several forms:
-<!-- results: accuracy, form short -->; form source is the line below a picture. Results that are older than the code they
-measure are named.
+<!-- results: accuracy, form short -->; form source is the line below a picture. Results that are older than the code
+they measure are named.
 """
 
 from __future__ import annotations
