@@ -160,8 +160,8 @@ def evaluate(
         images: Use only so many, picked at random but always alike.
         where: "COLUMN=VALUE" keeps some rows of a labels.csv.
         skip_unreadable: Do without images that are damaged or missing, which is an error otherwise.
-        gallery: Labelled images, as `data`, in which the neighbours of an embedding are looked up. None: those of `data`
-            itself, each without itself.
+        gallery: Labelled images, as `data`, in which the neighbours of an embedding are looked up. None: those of
+            `data` itself, each without itself.
         threads: Of the engine; 0: all cores.
         batch: Images at once.
         engine: What all models run in. "openvino" also takes files of OpenVINO's own format, and counts each model's
