@@ -25,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks" / "results"
 PACKAGE, OUTSIDE = "ptq4vit_onnx", ("passes", "models")
+NO_FIGURE = frozenset({f"{PACKAGE}/model_loading/timm_compat.py"})  # decides only whether timm can be imported
 FILES = ("float_export", "passes", "plan", "graph")  # what decides which file is written for a given plan
 PLANS = ("calibration", "images", "model_loading", "network", "output_kinds", "planning", "plan")
 # The rooms that decide a figure, by the longest beginning of its file's name.
@@ -35,6 +36,7 @@ MEASURES: Mapping[str, tuple[str, ...]] = {
     "kills": ("files",),
     "large_model": FILES,
     "many_machines": ("tasks",),
+    "method": ("calibration", "images", "model_loading", "network", "output_kinds", "plan"),
     "mutations": ("proof", "passes"),
     "speed": FILES,
     "threads": (*PLANS, "threads"),
@@ -50,6 +52,8 @@ def fingerprints(commit: str | None = None) -> dict[str, str]:
     """Of each room, as it lies here or as it was at `commit`."""
     rooms: dict[str, list[str]] = defaultdict(list)
     for name, text in sorted(_sources() if commit is None else _sources_at(commit)):
+        if name in NO_FIGURE:
+            continue
         rooms[_room(name)].append(f"{name}\0{what_computes(text)}")
     return {room: hashlib.sha256("\n".join(files).encode()).hexdigest()[:12] for room, files in sorted(rooms.items())}
 

@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import importlib.util
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -9,6 +10,7 @@ _MISSING_SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
+_BINARIES = ("_C", "_C_stable")  # of torchvision up to 0.28, and from 0.29 on
 _library: Any = None  # torch drops the schemas when the library object is garbage collected
 
 
@@ -41,13 +43,11 @@ def _load_torchvision_binary() -> None:
     operators: Any = torch.ops
     spec = importlib.util.find_spec("torchvision")
     folders = list(spec.submodule_search_locations or []) if spec else []
-    extension = importlib.machinery.PathFinder.find_spec("_C", folders)
-    if extension is None or extension.origin is None:
-        return
-    try:
-        operators.load_library(extension.origin)
-    except OSError:  # built for another torch: this is the case the declarations are for
-        return
+    for name in _BINARIES:
+        extension = importlib.machinery.PathFinder.find_spec(name, folders)
+        if extension is not None and extension.origin is not None:
+            with suppress(OSError):  # built for another torch: this is the case the declarations are for
+                operators.load_library(extension.origin)
 
 
 def _is_declared(torch: Any, name: str) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from ptq4vit_onnx.errors import UserError
-from ptq4vit_onnx.model_loading import hub, timm_models
+from ptq4vit_onnx.model_loading import hub, timm_compat, timm_models
 from ptq4vit_onnx.model_loading.load import channels_of, fingerprint_of, load, resolve
 from ptq4vit_onnx.model_loading.timm_compat import declare_missing_torchvision_operators, import_timm
 from ptq4vit_onnx.models.specs import DIGITS_FOLDER, SPECS, ModelSpec
@@ -169,3 +172,19 @@ def test_an_architecture_of_timm_resolves_with_and_without_a_tag() -> None:
 def test_a_good_torchvision_needs_no_declarations() -> None:
     import_timm()
     assert declare_missing_torchvision_operators() == []
+
+
+@pytest.mark.parametrize("name", ["_C", "_C_stable"])  # of torchvision up to 0.28, and from 0.29 on
+def test_the_binary_of_any_torchvision_is_loaded_before_operators_count_as_missing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Declared as well, an operator of the binary would end the process when torchvision registers it."""
+    binary = tmp_path / f"{name}{importlib.machinery.EXTENSION_SUFFIXES[-1]}"
+    binary.touch()
+    folder = importlib.machinery.ModuleSpec("torchvision", None, is_package=True)
+    folder.submodule_search_locations = [str(tmp_path)]
+    loaded: list[str] = []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: folder)
+    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+    timm_compat._load_torchvision_binary()
+    assert loaded == [str(binary)]
