@@ -124,7 +124,7 @@ def _losses(recording: Recording, grid: Grid, metric: Metric) -> list[float]:
 def choices(recording: Recording, cost: Cost) -> Row:
     grid = uniform_grid(recording.lhs, BITS, 1, AXIS, Options())
     name = recording.site.name
-    costs = {metric: cost(name, chosen_by(metric, recording, grid)) for metric in COMPARED}
+    costs: Row = {metric: cost(name, chosen_by(metric, recording, grid)) for metric in COMPARED}
     return {"figure": "choices", "site": name, "bits": BITS, **costs}
 
 

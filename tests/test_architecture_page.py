@@ -17,8 +17,8 @@ def test_the_table_of_rooms_is_what_the_rooms_say() -> None:
 
 
 def test_every_room_has_a_line() -> None:
-    table = room_table.table(modules())
-    assert re.findall(r"^\| \d+ \| `(\w+)`", table, re.MULTILINE) == [room for line in LEVELS[::-1] for room in line]
+    lines = re.findall(r"^\| \d+ \| \*\*`(\w+)`\*\*", room_table.table(modules()), re.MULTILINE)
+    assert lines == [room for level in LEVELS[::-1] for room in level]
 
 
 def test_a_line_that_was_changed_by_hand_is_seen() -> None:
@@ -33,7 +33,7 @@ PAGES = pytest.mark.parametrize("page", ["docs/architecture.md", "docs/method.md
 def test_every_file_and_folder_that_a_page_names_is_there(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     named = [name for name in re.findall(r"`((?:\w+/)+(?:[\w.-]+\.\w+)?)`", text) if "NAME" not in name]
-    assert len(named) >= 5
+    assert len(named) >= 3
     missing = {name for name in named if not any((place / name).exists() for place in (ROOT, ROOT / "ptq4vit_onnx"))}
     assert not missing
 

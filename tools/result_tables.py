@@ -5,7 +5,8 @@
 
 A document says where a table stands:  <!-- results: families -->  ...  <!-- end of results -->
 Of rows with a batch size, <!-- results: speed_vnni, batch 1 --> takes those of one. A table may have several forms:
-<!-- results: accuracy, form short -->. Both name results that are older than the code they measure.
+<!-- results: accuracy, form short -->; form source is the line below a picture. Results that are older than the code
+they measure are named.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ def written(text: str) -> str:
 def _of_results(name: str, batch: str | None, form: str | None) -> str:
     data = _read(name)
     rows = [row for row in data["rows"] if batch is None or row["batch"] == int(batch)]
+    if form == "source":
+        return _source(data, rows)
     return f"{TABLES[name, form or ''](rows)}\n\n{_source(data, rows)}"
 
 

@@ -25,11 +25,11 @@ LIBRARIES = {"torch": MAY_TORCH, "ONNX": MAY_ONNX, "safetensors": MAY_SAFETENSOR
 
 def table(known: Mapping[str, Module]) -> str:
     """A line for every room, the highest level first: a room imports only from rows with a smaller level."""
-    lines = ["| level | room | what it is for | may import |", "|---|---|---|---|"]
+    lines = ["| level | room |", "|---|---|"]
     for level in reversed(range(len(LEVELS))):
         for room in LEVELS[level]:
             libraries = ", ".join(name for name, rooms in LIBRARIES.items() if room in rooms)
-            lines.append(f"| {level} | `{room}` | {purpose(known[room])} | {libraries} |")
+            lines.append(f"| {level} | **`{room}`** {purpose(known[room])}{f' *[{libraries}]*' if libraries else ''} |")
     return "\n".join(lines)
 
 

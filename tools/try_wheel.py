@@ -43,8 +43,9 @@ def steps(place: Path, python: str, wheel: Path, constraints: Path | None) -> It
     tool = str(place / "environment" / "bin" / "ptq4vit-onnx")
     pinned = ["-c", str(constraints)] if constraints else []
     yield "environment", [python, "-m", "venv", str(place / "environment")]
-    yield "install", [inside, "-m", "pip", "install", "--disable-pip-version-check", *pinned, str(wheel)]
-    yield "pip check", [inside, "-m", "pip", "check", "--disable-pip-version-check"]
+    pip = [inside, "-m", "pip", "--disable-pip-version-check"]
+    yield "install", [*pip, "install", "--no-compile", *pinned, str(wheel)]
+    yield "pip check", [*pip, "check"]
     yield "versions", [inside, "-c", VERSIONS]
     for command in COMMANDS:
         yield f"ptq4vit-onnx {' '.join(command)}", [tool, *command]

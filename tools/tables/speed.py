@@ -29,7 +29,7 @@ def speed_short(rows: Sequence[Row]) -> str:
     return table(
         ("", *(TITLES[model] for model in models)),
         [
-            (_file(variant), *(_times_float(known.get((variant, model))) for model in models))
+            (_file(variant).replace(", W8A8", ""), *(_times_float(known.get((variant, model))) for model in models))
             for variant in SHORT if any(row["variant"] == variant for row in found)
         ],
     )  # fmt: skip
