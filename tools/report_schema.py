@@ -97,16 +97,22 @@ class Twins(BaseModel):
     sites: Mapping[str, str]
 
 
-_CLOSENESS = {name: float for name in get_type_hints(Closeness)}
+def _features() -> Any:
+    """The figures of all outputs together stand beside `outputs`, and not in an object of their own."""
+    types = {
+        "kind": Literal["features"],
+        "images": int,
+        **get_type_hints(Closeness),
+        "outputs": Mapping[str, Closeness],
+    }
+    required: dict[str, Any] = {name: (hint, ...) for name, hint in types.items()}
+    return create_model(FeaturesAgainstFloat.__name__, __doc__=inspect.getdoc(FeaturesAgainstFloat), **required)
+
+
 _AGAINST_FLOAT = (
     _written(LogitsAgainstFloat, kind=Literal["logits"])
     | _written(EmbeddingAgainstFloat, kind=Literal["embedding"])
-    | create_model(
-        FeaturesAgainstFloat.__name__,
-        __doc__=inspect.getdoc(FeaturesAgainstFloat),
-        **{"kind": (Literal["features"], ...), "images": (int, ...), "outputs": (Mapping[str, Closeness], ...)},
-        **{name: (kind, ...) for name, kind in _CLOSENESS.items()},
-    )
+    | _features()
 )
 
 

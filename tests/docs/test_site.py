@@ -23,7 +23,7 @@ MARKS = re.compile(r"^\s*(?:[-*+] |\d+\. |\||```|~~~|:::|#{1,6} |!!! )", re.MULT
 
 
 class Page(HTMLParser):
-    """titles: texts of <h1>. loaded: addresses that a browser loads. prose: texts of paragraphs and of items."""
+    """titles: texts of <h1>. loaded: addresses that a browser loads. prose: texts of paragraphs and items."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -51,7 +51,8 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if "h1" in self._open:
             self.titles[-1] += data
-        if self.prose and not {"pre", "code", "script"} & set(self._open) and {"p", "li"} & set(self._open):
+        around = set(self._open)
+        if "article" in around and {"p", "li"} & around and not {"pre", "code", "script"} & around:
             self.prose[-1] += data
 
 
@@ -111,8 +112,10 @@ def test_no_page_shows_marks_of_markdown(site: Site) -> None:
 
 def test_marks_of_markdown_are_seen() -> None:
     for text in ("Two things:\n- one", "a table\n| a | b |", "1. one\n```sh\nls"):
-        assert any(MARKS.search(part) for part in Page(f"<p>{text}</p>").prose)
-    assert not any(MARKS.search(part) for part in Page("<p>a - b, 1.5 and <code>- x</code></p>").prose)
+        assert any(MARKS.search(part) for part in Page(f"<article><p>{text}</p></article>").prose)
+    assert not any(
+        MARKS.search(part) for part in Page("<article><p>a - b, 1.5 and <code>- x</code></p></article>").prose
+    )
 
 
 def test_files_that_pages_name_for_download_are_copied(site: Site) -> None:

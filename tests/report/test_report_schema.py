@@ -40,7 +40,7 @@ def report_of(
     """An output kind and options -> report.json of an export of the tiny model."""
 
     @cache
-    def made(kind: str, **options: Any) -> dict[str, Any]:
+    def made(kind: Any, **options: Any) -> dict[str, Any]:
         small, folder = small_export(kind), tmp_path_factory.mktemp("export") / "out"
         ptq4vit_onnx.export(
             small.model.module, preprocessing=small.model.preprocessing, output_kind=kind, data=small.images,
