@@ -41,17 +41,17 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
         description="Export, calibrate, quantise and prove a model; writes model.onnx, float.onnx, "
                     "plan.json, report.json, report.html, and plan.safetensors where the plan stores codes of weights.",
     )  # fmt: skip
-    add_model(export, "output folder; of several models, where their folders go (./MODEL_wKaK)")
+    add_model(export, "output folder; of several models, where their folders go (./MODEL_wKaK)", "; may be repeated")
     add_method(export)
     add_workers(export)
     return export
 
 
-def add_model(export: argparse.ArgumentParser, output: str) -> None:
-    """The model, its weights and its images. output: the help of --output."""
+def add_model(export: argparse.ArgumentParser, output: str, more: str = "") -> None:
+    """The model, its weights and its images. output: the help of --output; more: of --model."""
     export.add_argument(
         "--model", action="append", help=f"a name of `ptq4vit-onnx models`, a timm name, transformers:NAME, "
-                                         f"torchvision:NAME, or a folder with config.json; may be repeated ({DEFAULT})"
+                                         f"torchvision:NAME, or a folder with config.json{more} ({DEFAULT})"
     )  # fmt: skip
     export.add_argument("--output", "--out", type=Path, metavar="DIR", help=output)
     export.add_argument("--force", action="store_true", help="replace an earlier export")
