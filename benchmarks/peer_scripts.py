@@ -47,27 +47,45 @@ class Images(CalibrationDataReader):
 
 ModelQuantizer(QConfig.get_default_config(setting)).quantize_model(source, target, Images())
 """
-# The setting is "config_file=... quant_scheme=...", or empty. Written in QDQ form, weights as integers.
+# The setting is empty, or the operators whose inputs are quantised, and nothing else. In QDQ form, weights as integers.
 AIMET = """
 import sys
 import numpy, onnx
 from aimet_onnx import QuantizationSimModel
 source, images, target, setting = sys.argv[1:5]
-options = dict(item.split("=") for item in setting.split())
+products = setting.split()
+moving = ("Reshape", "Transpose", "Split", "Slice", "Squeeze", "Unsqueeze", "Gather")
 model = onnx.load(source)
 name = model.graph.input[0].name
-simulation = QuantizationSimModel(model, param_type="int8", activation_type="int8", **options)
+readers = {}
+for node in model.graph.node:
+    for tensor in node.input:
+        readers.setdefault(tensor, []).append(node)
+
+def is_read_by_product(tensor):
+    return any(
+        node.op_type in products or (node.op_type in moving and any(map(is_read_by_product, node.output)))
+        for node in readers.get(tensor, [])
+    )
+
+simulation = QuantizationSimModel(model, param_type="int8", activation_type="int8")
+for tensor in simulation.activation_names if products else ():
+    if not is_read_by_product(tensor):
+        simulation.qc_quantize_op_dict[tensor].enabled = False
 simulation.compute_encodings([{name: image[None]} for image in numpy.load(images)])
 onnx.save(simulation.to_onnx_qdq(prequantize_constants=True), target)
 """
-# The setting is the calibration method. fp32: what is not quantised stays as it is, for a CPU has no kernels for fp16.
+# The setting is the calibration method and the operators to quantise, all that it knows where none is named. fp32: what
+# is not quantised stays as it is, for ONNX Runtime's CPU kernels are not made for fp16. dq_only: weights as integers.
 MODELOPT = """
 import sys
 import numpy
 from modelopt.onnx.quantization import quantize
 source, images, target, setting = sys.argv[1:5]
+method, *operators = setting.split()
 quantize(
-    source, quantize_mode="int8", calibration_data=numpy.load(images), calibration_method=setting,
-    calibration_eps=["cpu"], high_precision_dtype="fp32", dq_only=True, output_path=target,
+    source, quantize_mode="int8", calibration_data=numpy.load(images), calibration_method=method,
+    op_types_to_quantize=operators or None, calibration_eps=["cpu"], high_precision_dtype="fp32", dq_only=True,
+    output_path=target,
 )
 """

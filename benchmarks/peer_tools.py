@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import venv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,21 +99,29 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+PRODUCTS = "MatMul Gemm Conv"
+_AIMET = Tool(
+    "AIMET, defaults", "aimet", "aimet-onnx", ("aimet-onnx==2.42",),
+    "all operators, minmax", peer_scripts.AIMET, "", (TORCH, "torchvision==0.28.0"),
+)  # fmt: skip
+_MODELOPT = Tool(
+    "NVIDIA ModelOpt, defaults", "modelopt", "nvidia-modelopt", ("nvidia-modelopt[onnx]==0.47",),
+    "all operators, `calibration_method=max`", peer_scripts.MODELOPT, "max", (TORCH,),
+)  # fmt: skip
 TOOLS = (
     Tool(
         "NNCF", "nncf", "nncf", ("nncf==3.4.0", "onnx", "onnxruntime", "openvino"),
-        "`model_type=TRANSFORMER`, else defaults", peer_scripts.NNCF,
+        "`model_type=TRANSFORMER`", peer_scripts.NNCF,
     ),
     Tool(
-        "AMD Quark", "quark", "amd-quark", ("amd-quark==0.13", "onnxruntime"),
+        "AMD Quark", "quark", "amd-quark", ("amd-quark==0.13", "onnxruntime>=1.22.2,<=1.28"),
         "`INT8_TRANSFORMER_DEFAULT`", peer_scripts.QUARK, "INT8_TRANSFORMER_DEFAULT", (TORCH,),
     ),
-    Tool(
-        "AIMET", "aimet", "aimet-onnx", ("aimet-onnx==2.42",),
-        "defaults", peer_scripts.AIMET, "", (TORCH, "torchvision==0.28.0"),
-    ),
-    Tool(
-        "NVIDIA ModelOpt", "modelopt", "nvidia-modelopt", ("nvidia-modelopt[onnx]==0.47",),
-        "`quantize_mode=int8`, `entropy`", peer_scripts.MODELOPT, "entropy", (TORCH,),
+    _AIMET,
+    replace(_AIMET, title="AIMET, products only", setting="quantizers at products only, minmax", argument=PRODUCTS),
+    _MODELOPT,
+    replace(
+        _MODELOPT, title="NVIDIA ModelOpt, products only", argument=f"max {PRODUCTS}",
+        setting="`op_types_to_quantize` MatMul, Gemm, Conv; `calibration_method=max`",
     ),
 )  # fmt: skip
