@@ -1,76 +1,101 @@
-"""Every listed model with random weights, through the whole pipeline: float export, plan, passes, proof.
+"""Every listed model with random weights, exported as a user would: benchmarks/results/all_models.json.
 
-    python benchmarks/all_models.py [--model NAME ...] [--bits 8 6] [--images 2]
+    python benchmarks/all_models.py [--model NAME ...] [--images 32]
 
-Calibration is cut short (three candidates): with random weights only structure and parity count. Prints one Markdown
-row per model and width: sites found, float parity, products in integers, products equal to integer arithmetic, images
-whose logits are the simulator's bit for bit, file sizes, peak memory. Stops where parity fails.
+One `export` each, in a process of its own, with the defaults (W8A8, the built-in photos), on one thread. Structure,
+sizes, time and memory do not depend on the weights; accuracy would, so it is not kept.
+`calibration s`, `export s`: by the clock, of the calibration and of the whole command. `cpu s`: of all its threads,
+which others on the machine change less. `peak GB`: the most resident memory. `load ms`: from the file to a session of
+ONNX Runtime, in a process of its own, the median of --loads. Rows of this commit are not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
+import json
+import os
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import torch
+import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.plans import plan_on
-from ptq4vit_onnx.float_export.exporter import export_float
-from ptq4vit_onnx.graph.model_proto import file_bytes, save_model
-from ptq4vit_onnx.images.builtin import built_in_photos
-from ptq4vit_onnx.images.choice import ChosenImages
-from ptq4vit_onnx.model_loading.load import load, resolve
+from benchmarks import results
+from benchmarks.file_size import SMALL, load_once
+from benchmarks.measured_code import ROOT
 from ptq4vit_onnx.models.specs import SPECS
-from ptq4vit_onnx.network.discovery import discover
-from ptq4vit_onnx.plan.options import Options
-from ptq4vit_onnx.progress import silent
-from ptq4vit_onnx.proof.float_parity import float_parity
-from ptq4vit_onnx.proof.prove import prove, quantize_model
-from ptq4vit_onnx.runtime import process
 
-COLUMNS = ("model", "bits", "sites", "float parity", "products in integers", "exact", "bit for bit", "float MB",
-           "MB", "peak GB", "s")  # fmt: skip
+PAPER = [spec.name for spec in SPECS if spec.name not in ("vit_t", "deit_t") and "digits" not in spec.name]
+KEY = ("model",)
 
 
-def rows(name: str, bits: list[int], count: int, folder: Path) -> None:
-    model = load(resolve(name), random_weights=True)
-    images = built_in_photos(model.preprocessing, "calibration", count, 0)
-    sites = discover(model.module, torch.from_numpy(images.images[:1]))
-    float_model = export_float(model, sites)
-    float_path = save_model(float_model, folder / "float.onnx")
-    parity = float_parity(model, float_path, images.images)
-    for k in bits:
-        started = time.perf_counter()
-        options = Options(weight_bits=k, activation_bits=k, images=count, twin="both", candidates=3, rounds=1)
-        plan = plan_on(images, model, options)
-        path, _ = quantize_model(float_model, plan, folder / "model.onnx")
-        proof = prove(path, float_path, plan, model, ChosenImages(images, images, held_out=False), silent)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-        exact = f"{sum(site.exact for site in proof.sites)} of {len(proof.sites)}"
-        cells = (
-            name, str(k), str(len(sites)), f"{parity.error:.1e}", proof.kernels.fraction, exact,
-            f"{proof.end_to_end.identical:.0f} %", f"{file_bytes(float_path) / 1e6:.1f}",
-            f"{file_bytes(path) / 1e6:.1f}", f"{peak:.1f}", f"{time.perf_counter() - started:.0f}",
-        )  # fmt: skip
-        print("| " + " | ".join(cells) + " |", flush=True)
+def measure(name: str, images: int, loads: int, folder: Path) -> dict[str, Any]:
+    out = folder / name
+    command = ["export", "--model", name, "--random-weights", "--images", str(images), "--output", str(out), "--json"]
+    started = time.perf_counter()
+    printed, usage = finished([sys.executable, "-m", "ptq4vit_onnx", *command], folder / "printed.json")
+    seconds = time.perf_counter() - started
+    report = json.loads(printed)
+    small = folder / "small.onnx"
+    onnx.save(onnx.parser.parse_model(SMALL), small)
+    return {
+        "model": name, "images": images, **structure(report), **sizes(report),
+        "load ms": load_ms(small, out / "model.onnx", loads),
+        "float load ms": load_ms(small, out / "float.onnx", loads),
+        "calibration s": report["seconds"]["calibrate"], "export s": seconds,
+        "cpu s": usage.ru_utime + usage.ru_stime, "peak GB": usage.ru_maxrss * 1024 / 1e9,
+    }  # fmt: skip
+
+
+def finished(command: Sequence[str], printed: Path) -> tuple[str, Any]:
+    """What the command printed, and what it used; it runs on one thread."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with printed.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, cwd=ROOT, env=environment)
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(command)} ended with {os.waitstatus_to_exitcode(status)}")
+    return printed.read_text(encoding="utf-8"), usage
+
+
+def structure(report: Mapping[str, Any]) -> dict[str, Any]:
+    products, parity = report["kernels"]["products"], report["site_parity"]
+    return {
+        "sites": report["sites"], "products": len(products) + len(report["float_products"]),
+        "integer products": sum(item["integer"] for item in products),
+        "checked": len(parity), "exact": sum(item["exact"] for item in parity),
+        "identical percent": report["end_to_end"]["identical"], "measured images": report["end_to_end"]["images"],
+    }  # fmt: skip
+
+
+def sizes(report: Mapping[str, Any]) -> dict[str, float]:
+    return {"MB": report["bytes"]["model"] / 1e6, "float MB": report["bytes"]["float"] / 1e6}
+
+
+def load_ms(small: Path, path: Path, loads: int) -> float:
+    """The first load is not timed: it fetches the file from the disk."""
+    return statistics.median([load_once(small, path, "onnxruntime") for _ in range(loads + 1)][1:])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="+", default=[spec.name for spec in SPECS])
-    parser.add_argument("--bits", nargs="+", type=int, default=[8, 6])
-    parser.add_argument("--images", type=int, default=2)
+    parser.add_argument("--model", nargs="+", default=PAPER, choices=[spec.name for spec in SPECS])
+    parser.add_argument("--images", type=int, default=32)
+    parser.add_argument("--loads", type=int, default=5)
     parsed = parser.parse_args()
-    process.keep_freed_memory()
-    print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
     for name in parsed.model:
+        if results.has("all_models", {"model": name, "images": parsed.images}):
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            rows(name, parsed.bits, parsed.images, Path(folder))
+            row = measure(name, parsed.images, parsed.loads, Path(folder))
+        print(row, flush=True)
+        results.add("all_models", row, KEY, threads=1, weights="random", bits="W8A8")
 
 
 if __name__ == "__main__":

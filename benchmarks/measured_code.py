@@ -35,6 +35,7 @@ MEASURES: Mapping[str, tuple[str, ...]] = {
     "kills": ("files",),
     "large_model": FILES,
     "many_machines": ("tasks",),
+    "method": ("calibration", "images", "model_loading", "network", "output_kinds", "plan"),
     "mutations": ("proof", "passes"),
     "speed": FILES,
     "threads": (*PLANS, "threads"),

@@ -5,19 +5,19 @@
     python benchmarks/simulated_accuracy.py methods --rows 2 5 8 --rounds 1 --fold 3 --seed 0 1 2 3
     python benchmarks/simulated_accuracy.py methods --rows 3 6 --calibrated-on training built-in --seed 0 1 2
 
-Prints one Markdown row as soon as it is measured. Every row is calibrated on the same 32 photos and measured on the
-same validation photos as the float model, all of them and fold by fold: drop is the paired difference in top-1, with
-its standard error. A seed picks the calibration photos and draws the labels; of several, the mean follows, its drop
-with the standard deviation of one seed's. --calibrated-on takes crops of the built-in photos instead of, or next to, 32
-ImageNet training photos; the seed then also draws which of the built-in photos are used. Single choices of all rows can
-be replaced, as by --weights per-tensor.
+Prints one Markdown row as soon as it is measured, and keeps those of all photos in benchmarks/results/methods.json or
+ablation.json, whose rows of this commit are not measured again. Every row is calibrated on the same 32 photos and
+measured on the same validation photos as the float model, all of them and fold by fold: drop is the paired difference
+in top-1, with its standard error. A seed picks the calibration photos and draws the labels; of several, the mean
+follows, its drop with the standard deviation of one seed's. --calibrated-on takes crops of the built-in photos instead
+of, or next to, 32 ImageNet training photos; the seed then also draws which of the built-in photos are used. Single
+choices of all rows can be replaced, as by --weights per-tensor; such rows, and those of fewer photos, are not kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import time
 import typing
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks import real_data
+from benchmarks import real_data, results
 from ptq4vit_onnx.images.builtin import built_in_photos
 from ptq4vit_onnx.model_loading.load import LoadedModel
 from ptq4vit_onnx.output_kinds import metrics
@@ -47,6 +47,7 @@ OVERRIDES: dict[str, Any] = {
     "bias_correction": typing.get_args(BiasCorrection),
 }  # fmt: skip
 INSTEAD = "instead of each method's own"
+KEY = ("model", "method", "bits", "calibrated_on", "seed")
 HEADER = ("model", "method", "bits", "folds", "seed", "top-1", "drop", "agreement", "KL", "calibration s")
 
 
@@ -102,8 +103,9 @@ def calibration_images(source: str, model: LoadedModel, count: int, seed: int) -
 
 
 def rows_of(
-    name: str, table: Rows, sources: list[str], folds: list[int], seeds: list[int], limit: int | None
+    name: str, table: Rows, sources: list[str], folds: list[int], seeds: list[int], limit: int | None, kept: str | None
 ) -> Iterator[tuple[str, ...]]:
+    """kept: the results that rows go to, if any."""
     model = real_data.load_model(name)
     count = max(options.images for _, options in table)
     sets = [real_data.validation_images(model, fold, limit) for fold in folds]
@@ -115,20 +117,24 @@ def rows_of(
         yield (name, "float", "32", fold, "", f"{metrics.top1(reference[part], labels[part]):.1f}", "", "", "", "")
     for (method, options), source in itertools.product(table, sources):
         title = method if source == SOURCES[0] else f"{method}, {source} photos"
-        results = []
+        found = []
         for seed in seeds:
+            about = dict(zip(KEY, (name, method, width(options), source, seed), strict=True))
+            if kept is not None and results.has(kept, about):
+                continue
             seeded = replace(options, seed=seed)
             calibration = calibration_images(source, model, max(count, rounding_images(model, seeded)), seed)
             logits, seconds = quantised_logits(model, seeded, calibration, images)
             result = {fold: scores(logits[part], reference[part], labels[part]) for fold, part in parts.items()}
             for fold, values in result.items():
-                about = {"model": name, "method": title, "options": seeded.to_data(), "folds": fold, "seconds": seconds}
-                print(json.dumps({**about, **values}), file=sys.stderr)
                 yield (name, title, width(options), fold, str(seed), *cells(values), f"{seconds:.0f}")
-            results.append(result)
-        if len(seeds) > 1:
+            if kept is not None:
+                row = {**about, "photos": len(images), **result[next(iter(parts))], "calibration_seconds": seconds}
+                results.add(kept, row, KEY, engine="simulator", calibration_photos=32, folds=folds)
+            found.append(result)
+        if len(found) > 1:
             for fold in parts:
-                values = mean_of([result[fold] for result in results])
+                values = mean_of([result[fold] for result in found])
                 yield (name, title, width(options), fold, "mean", *cells(values), "")
 
 
@@ -180,8 +186,9 @@ def main() -> None:
     for name, value in changes.items():
         table = [(f"{title}, {name} {value}", replace(row, **{name: value})) for title, row in table]
     print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER))
+    kept = parsed.table if parsed.limit is None and not changes and set(parsed.fold) == {3, 0} else None
     for name in parsed.model:
-        for row in rows_of(name, table, parsed.calibrated_on, parsed.fold, parsed.seed, parsed.limit):
+        for row in rows_of(name, table, parsed.calibrated_on, parsed.fold, parsed.seed, parsed.limit, kept):
             print("| " + " | ".join(row) + " |", flush=True)
 
 

@@ -67,32 +67,56 @@ def export(
     progress: Progress = silent,
     **options: Any,
 ) -> Report:
-    """Quantise a model, prove it, and write float.onnx, model.onnx, plan.json and reports to `output`.
+    """Quantise a model, prove it, and write float.onnx, model.onnx, plan.json and the reports to a folder.
 
-    model: a name of `ptq4vit-onnx models`, a timm name, "transformers:NAME", "torchvision:NAME", a folder with a
-    config.json, or any torch.nn.Module whose forward takes images [n, C, H, W] and returns a tensor or a tuple of them;
-    a module is afterwards as before. preprocessing: of a module's images, with size, mean, std, and perhaps
-    interpolation ("bicubic"), crop_pct (1.0), crop_mode ("center" or "squash"). name: of a module (its class's).
-    output_kind: "logits", "embedding" or "features"; "auto" tells it from the model. num_classes: 0 takes the head off.
-    bits: of weights and activations (8). data: images to calibrate on, and others of them to measure on; without it,
-    crops of photos that ship with the package, and the embedded models have their own. output: a folder (./MODEL_wKaK).
-    plan: a plan.json that is applied
-    instead of calibrating; it decides the bits, the method and most options. img_size: of the images, 384 or (height,
-    width); the position table is resampled to it. force_data: calibrate also on images that are all equal or of one
-    colour, which is an error otherwise. input: of model.onnx, normalised floats [n, C, H, W] or "uint8", the bytes
-    [n, H, W, C] of a decoder. allow_float: leave products that cannot be computed in integers (depthwise convolutions,
-    stems of few channels) in float and name them, which is an error otherwise. target: the engine that model.onnx is to
-    be fastest in, "onnxruntime" or "openvino"; both compute either file. method: "ptq4vit" (the default),
-    exactly as published ("paper"), or the paper's Base PTQ ("base"). max_size, max_kl, max_drop, average_weight_bits:
-    a budget in the place of a width: the best file of at most so many bytes ("4MB") or bits per weight, or the smallest
-    one within a KL or a drop of top-1; widths are then chosen for every weight. options: fields of
-    ptq4vit_onnx.plan.options.Options, e.g. images=32, seed=0. The report's `to_data()` is what report.json holds.
+    torch's settings, logging, warnings and the environment are restored. Two settings stay: torch's threads sleep while
+    they wait, if this is the first import of torch, and glibc keeps freed memory for the next tensor.
 
-    torch, logging, warnings and the environment are afterwards as before. torch's threads sleep while they wait if
-    this is the first import of torch; glibc keeps freed memory for the next tensor from then on.
+    Args:
+        model: A name of `ptq4vit-onnx models`, as "vit_digits" (the default), a timm name, "transformers:NAME",
+            "torchvision:NAME", a folder with a config.json, or any torch.nn.Module whose forward takes images
+            [n, C, H, W] and returns a tensor or a tuple of tensors. A module is not changed.
+        bits: Bits of weights and of activations, 2 to 8; None: 8.
+        preprocessing: How the images of a module are prepared: a Preprocessing, or a mapping with size, mean, std, and
+            perhaps interpolation ("bicubic"), crop_pct (1.0) and crop_mode ("center" or "squash").
+        name: What a module is called in files and reports; None: the name of its class.
+        output_kind: What the model returns: "logits", "embedding" or "features"; "auto" tells it from the model.
+        num_classes: 0 takes the classifier off; None: the model's own head.
+        weight_bits: Bits of weights alone.
+        activation_bits: Bits of activations alone.
+        data: Images to calibrate on: a folder, an ImageFolder tree, .npy or .npz. Those that calibration leaves are
+            measured on. None: crops of photos that ship with the package; embedded models have images of their own.
+        output: The folder to write to; None: ./MODEL_wKaK.
+        checkpoint: A file of weights: .safetensors, .pth, .pt or .bin.
+        random_weights: A dry run without any weights.
+        plan: A plan.json that is applied instead of calibrating. It decides the bits, the method and most options.
+        batch: A fixed batch size; None: any.
+        force: Replace an earlier export.
+        img_size: Of the images, 384 or (height, width); the position table is resampled to it. None: the model's own.
+        force_data: Calibrate also on images that are all equal or of one colour, which is an error otherwise.
+        input: Of model.onnx: "float", normalised floats [n, C, H, W], or "uint8", the bytes [n, H, W, C] of a decoder.
+        allow_float: Leave products that cannot be computed in integers (depthwise convolutions, stems of few channels)
+            in float and name them, which is an error otherwise.
+        target: The engine that model.onnx is to be fastest in; both compute either file.
+        method: "ptq4vit" (the default), exactly as published ("paper"), or the paper's Base PTQ ("base").
+        max_size: A budget in the place of a width: the best file of at most so many bytes, 4000000 or "4MB". Within a
+            budget, bits are chosen for every weight.
+        max_kl: A budget: the smallest file within this KL from the float model.
+        max_drop: A budget: the smallest file that loses at most so many points of top-1; needs labels.
+        average_weight_bits: A budget: the best file of so many bits per weight.
+        progress: Shows how far the work is; handed the items of a loop and a title, it hands the items on.
+        options: Other fields of Options by name, as images=32 or seed=0.
 
-    >>> export("vit_digits", bits=6, output="digits").against_float.agreement
-    >>> export(backbone, preprocessing=dict(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)), name="backbone")
+    Returns:
+        What was measured; its `to_data()` is what report.json holds.
+
+    Raises:
+        UserError: For a mistake that you can mend. Nothing has been written under a final name.
+        ParityError: If the file does not compute what it should.
+
+    Examples:
+        >>> export("vit_digits", bits=6, output="digits").against_float.agreement
+        >>> export(backbone, preprocessing=dict(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)), name="backbone")
     """
     from ptq4vit_onnx.model_loading.given_module import name_or_module
     from ptq4vit_onnx.pipeline import export as run
@@ -123,20 +147,37 @@ def evaluate(
     progress: Progress = silent,
     tasks: Tasks | None = None,
 ) -> Evaluations:
-    """Accuracy of ONNX models on the images of `data`, and their distance from a reference, by their output kind.
+    """Accuracy of ONNX models on the same images, and their distance from a reference, by their output kind.
 
-    data: an ImageFolder tree, a folder with labels.csv, a folder of images, .npy or .npz; None: the test
-    images of an embedded model, or, for a model that takes RGB photographs, crops of photos that ship with the package
-    and were not calibrated on, as the plan.json next to a model tells; they have no labels. Images are prepared as each
-    model's metadata says. reference: a float file of the same model; without one, the first model. images: use only as
-    many, picked at random but always alike. where: "COLUMN=VALUE" keeps some rows of a labels.csv. skip_unreadable: do
-    without images that are damaged or missing, instead of raising. gallery: labelled images, as `data`, that the
-    neighbours of an embedding are looked up in, for k-NN accuracy; without it, those of `data` itself, each without
-    itself. threads: 0 is all cores. engine: what all models run in, "onnxruntime" or "openvino"; the latter takes files
-    of OpenVINO's own format as well, and counts each model's products in integers. tasks: of
-    `ptq4vit_onnx.tasks.start.opened`, to share the images out among processes or machines; the figures are the same.
+    Images are prepared as each model's metadata says.
 
-    >>> evaluate(["float.onnx", "model.onnx"], "validation").models[1].drop
+    Args:
+        models: One or several ONNX files of an export.
+        data: An ImageFolder tree, a folder with labels.csv, a folder of images, .npy or .npz. None: the test images of
+            an embedded model; for a model of RGB photographs, crops of photos that ship with the package and were not
+            calibrated on, as the plan.json next to the model tells. Those have no labels.
+        reference: A float file of the same model; None: the first of the models.
+        images: Use only so many, picked at random but always alike.
+        where: "COLUMN=VALUE" keeps some rows of a labels.csv.
+        skip_unreadable: Do without images that are damaged or missing, which is an error otherwise.
+        gallery: Labelled images, as `data`, in which the neighbours of an embedding are looked up. None: those of `data`
+            itself, each without itself.
+        threads: Of the engine; 0: all cores.
+        batch: Images at once.
+        engine: What all models run in. "openvino" also takes files of OpenVINO's own format, and counts each model's
+            products in integers.
+        progress: As of `export`.
+        tasks: Of `ptq4vit_onnx.tasks.start.opened`, to share the images out among processes or machines. The figures
+            are the same.
+
+    Returns:
+        The figures of each model and of the reference.
+
+    Raises:
+        UserError: For a mistake that you can mend, as a file that is not of an export.
+
+    Examples:
+        >>> evaluate(["float.onnx", "model.onnx"], "validation").models[1].drop
     """
     named = [models] if isinstance(models, (str, Path)) else list(models)
     if not named:
@@ -179,19 +220,40 @@ def check_parity(
     engine: EngineName = "onnxruntime",
     progress: Progress = silent,
 ) -> ParityResult:
-    """Whether a quantised model is what export writes for its float model and plan, runs in integers, and agrees with
-    the float model.
+    """Check that a quantised model is what export writes, runs in integers, and agrees with its float model.
 
-    reference: the float.onnx of the same export. plan: its plan.json; the one next to `model` if any. Without a plan
-    much cannot be checked, as the result says; require_plan: that is a failure.
-    Limits, None for the output kind's default: min_agreement, a share of the images, 0..1: of equal predictions
-    (logits, 0.99), or of those that keep their nearest neighbour (embedding, no limit). max_kl (logits): nats.
-    max_drop: points of top-1 (logits) or of k-NN accuracy (embedding), needs labels. min_cosine (embedding, features):
-    to the float outputs, the mean over images or tokens (0.99); min_worst_cosine: of the worst image or token.
-    data, images, where, skip_unreadable, threads: as in `evaluate`. engine: what `model` runs in where outputs are
-    compared, and, for "openvino", whose kernels are audited as well; all else is ONNX Runtime's.
+    Limits fit the output kind of the model, and None is the kind's default; a limit of another kind is an error.
 
-    >>> check_parity("model.onnx", "float.onnx", "validation").passed
+    Args:
+        model: The quantised file.
+        reference: The float.onnx of the same export.
+        data: As of `evaluate`.
+        plan: The plan.json of the export; None: the one next to `model`, if any. Without a plan much cannot be checked,
+            as the result says.
+        require_plan: Fail where there is no plan.
+        min_agreement: A share of the images, 0 to 1: of equal predictions (logits, 0.99), or of those that keep their
+            nearest neighbour (embedding, no limit).
+        max_drop: Points of top-1 (logits) or of k-NN accuracy (embedding); needs labels. No limit by default.
+        max_kl: Mean KL from the float model in nats (logits). No limit by default.
+        min_cosine: To the float outputs, the mean over images or tokens (embedding, features; 0.99).
+        min_worst_cosine: Of the worst image or token (embedding, features). No limit by default.
+        images: As of `evaluate`.
+        where: As of `evaluate`.
+        skip_unreadable: As of `evaluate`.
+        threads: As of `evaluate`.
+        batch: Images at once.
+        engine: What `model` runs in where outputs are compared. With "openvino" its kernels are audited as well; all
+            else is ONNX Runtime's.
+        progress: As of `export`.
+
+    Returns:
+        All checks with a sentence each. A check that fails is no exception: ask `passed`.
+
+    Raises:
+        UserError: For a mistake that you can mend, as a limit of another output kind.
+
+    Examples:
+        >>> check_parity("model.onnx", "float.onnx", "validation").passed
     """
     limits = Limits(min_agreement, max_drop, max_kl, min_cosine, min_worst_cosine)
     require_running(threads, batch)

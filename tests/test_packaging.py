@@ -10,10 +10,13 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 
 import pytest
 
+from ptq4vit_onnx import __version__
 from ptq4vit_onnx.images.builtin import PHOTOS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,6 +96,47 @@ def test_the_wheel_puts_nothing_generic_into_site_packages(wheel: zipfile.ZipFil
     assert "ptq4vit-onnx = ptq4vit_onnx.__main__:main" in wheel.read(entries).decode()
 
 
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    """What a package index reads."""
+    return message_from_bytes(wheel.read(next(name for name in wheel.namelist() if name.endswith("/METADATA"))))
+
+
+def test_the_index_is_told_who_what_and_for_which_pythons(metadata: Message) -> None:
+    assert metadata["Name"] == "ptq4vit-onnx" and metadata["Version"] == __version__
+    for key in ("Summary", "Author", "Keywords", "License-Expression"):
+        assert metadata[key], key
+    classifiers = metadata.get_all("Classifier", [])
+    assert "Development Status :: 5 - Production/Stable" in classifiers
+    assert not [name for name in classifiers if name.startswith("License ::")], "an index refuses it next to a licence"
+    pythons = [name.rpartition(" :: ")[2] for name in classifiers if re.search(r"Python :: 3\.\d+$", name)]
+    assert f">={pythons[0]}" == metadata["Requires-Python"]
+
+
+def test_the_licence_names_that_of_every_file_in_the_wheel(metadata: Message) -> None:
+    """CC BY 4.0 and CC0 1.0 of a folder's own licence file -> CC-BY-4.0 and CC0-1.0 in the expression."""
+    texts = [file.read_text(encoding="utf-8") for file in (ROOT / "models").glob("*/LICENSE-*.txt")]
+    found = {name.replace(" ", "-") for text in texts for name in re.findall(r"\bCC(?: BY|0) \d\.\d", text)}
+    assert len(texts) == 2 and {"Apache-2.0", *found} == set(metadata["License-Expression"].split(" AND "))
+
+
+def test_the_page_of_the_index_needs_nothing_beside_it(metadata: Message) -> None:
+    """An index renders the description alone: a relative link leads nowhere there, and pictures of HTML are dropped."""
+    page = metadata.get_payload()
+    assert metadata["Description-Content-Type"] == "text/markdown" and isinstance(page, str)
+    assert page.lstrip().startswith("# ptq4vit-onnx")
+    prose = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+    assert re.findall(r"\]\((?!https://)[^)]*\)|<[a-z!][^>]*>", prose) == []
+
+
+def test_the_page_of_the_index_says_what_the_readme_says(metadata: Message) -> None:
+    """Its limits, its Python and its first paragraph are the README's, word for word."""
+    page, readme = str(metadata.get_payload()), (ROOT / "README.md").read_text(encoding="utf-8")
+    for pattern in (r"\n## Limits\n.*?(?=\n## )", r"```python\n.*?```", r"# ptq4vit-onnx\n\n.*?\n\n"):
+        found = [re.findall(pattern, text, re.DOTALL) for text in (page, readme)]
+        assert found[0] and found[0] == found[1], "change PACKAGE.md and README.md alike"
+
+
 def test_the_wheel_runs_without_the_source_tree(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path / "installed")
     script = (
@@ -115,6 +159,8 @@ def test_the_source_distribution_holds_what_the_wheel_is_made_from(built: Path) 
     for folder in ("ptq4vit_onnx", "passes", "models"):
         assert tree(folder, folder) - names == set()
     assert {"pyproject.toml", "LICENSE", "README.md"} <= names
+    pages = {f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md")}
+    assert pages | {"CHANGELOG.md", "CITATION.cff", "SECURITY.md"} <= names, "PACKAGE.md says that they are in it"
     assert len(list(built.glob("*.whl"))) == 1, "the wheel was built from it"
 
 
@@ -130,7 +176,7 @@ def test_the_lower_bounds_are_the_oldest_set_that_is_tested() -> None:
     extras = project["optional-dependencies"]
     named = [*project["dependencies"], *extras["transformers"], *extras["openvino"]]
     assert set(extras["transformers"] + extras["openvino"]) <= set(extras["dev"])
-    bounds = dict(item.split(">=") for item in named)
+    bounds = dict(item.partition(",")[0].split(">=") for item in named)  # an upper bound is none of these
     lines = (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.lower().split("==") for line in lines if not line.startswith("#"))
     assert {name: whole(number) for name, number in bounds.items()} == {name: whole(n) for name, n in pins.items()}

@@ -101,7 +101,7 @@ def add_images(parser: argparse.ArgumentParser, may_skip: bool = False) -> None:
 
 def add_running(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("running")
-    group.add_argument("--threads", type=thread_count, default=0, metavar="N", help="(all cores)")
+    group.add_argument("--threads", type=thread_count, default=0, metavar="N", help="threads of the engine (all cores)")
     group.add_argument("--batch", type=batch_size, default=8, metavar="N", help="images at once (8)")
     group.add_argument(
         "--engine", type=engine_name, default=ENGINES[0], metavar="NAME", help="onnxruntime or openvino (onnxruntime)"

@@ -49,16 +49,20 @@ def add_bench(commands: Any) -> argparse.ArgumentParser:
         "compares times of the same mode.",
     )  # fmt: skip
     parser.add_argument("model", nargs="+", type=Path, metavar="MODEL", help="ONNX files; the first is 1x")
-    parser.add_argument("--threads", type=several(thread_count), default=(1,), metavar="N,N", help="(1)")
+    parser.add_argument(
+        "--threads", type=several(thread_count), default=(1,), metavar="N,N", help="threads of the engine (1)"
+    )
     parser.add_argument("--batch", type=several(batch_size), default=(1,), metavar="N,N", help="images at once (1)")
-    parser.add_argument("--runs", type=run_count, default=20, metavar="N", help="per model and setting (20)")
+    parser.add_argument(
+        "--runs", type=run_count, default=20, metavar="N", help="runs of each model at each setting (20)"
+    )
     parser.add_argument(
         "--seconds", type=second_count, metavar="N",
         help="spread the rounds of a setting over so long (20 with several threads, else 0)",
     )  # fmt: skip
     parser.add_argument(
         "--engine", type=several(engine_name), default=("onnxruntime",), metavar="NAME,NAME",
-        help="onnxruntime, openvino; every model in each of them (onnxruntime)",
+        help="onnxruntime, openvino, or both: every model runs in each of them (onnxruntime)",
     )  # fmt: skip
     parser.add_argument("--profile", action="store_true", help="where the time goes, by operator and by site")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
@@ -67,7 +71,9 @@ def add_bench(commands: Any) -> argparse.ArgumentParser:
         "--against", action="append", default=[], choices=PEER_NAMES,
         help="also ONNX Runtime's quantize_static: its defaults, or its best settings; may be repeated",
     )  # fmt: skip
-    peers.add_argument("--reference", type=Path, metavar="FLOAT", help="(float.onnx next to the first model)")
+    peers.add_argument(
+        "--reference", type=Path, metavar="FLOAT", help="the float model (float.onnx next to the first model)"
+    )
     peers.add_argument("--calibration", type=Path, metavar="PATH", help="images to calibrate peers on (--data)")
     add_images(parser)
     return parser

@@ -105,8 +105,8 @@ def add_parity(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--require-plan", action="store_true", help="fail where there is none (checks less)")
     limits = parser.add_argument_group("limits", "what fits the model's output kind, anything else is refused")
     for option, metavar, help in (
-        ("--min-agreement", "SHARE", "0..1. Logits: equal predictions (0.99); embeddings: nearest neighbours kept "
-                                     "(no limit)"),
+        ("--min-agreement", "SHARE", "0..1. Logits: equal predictions; embeddings: nearest neighbours kept "
+                                     "(0.99 of logits)"),
         ("--max-drop", "POINTS", "loss of top-1, or of an embedding's k-NN accuracy (no limit)"),
         ("--max-kl", "NATS", "logits: mean KL divergence (no limit)"),
         ("--min-cosine", "COSINE", "embeddings and features: mean cosine to float (0.99)"),

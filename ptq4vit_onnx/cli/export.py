@@ -64,13 +64,14 @@ def add_model(export: argparse.ArgumentParser, output: str) -> None:
                         help="what the model returns: class logits, an embedding, or features as tokens and maps "
                              "(auto: as the model tells)")  # fmt: skip
     export.add_argument("--input", choices=get_args(InputType), default="float",
-                        help="of model.onnx: normalised floats [N, C, H, W] or bytes [N, H, W, C] (float)")  # fmt: skip
+                        help="input of model.onnx: normalised floats [N, C, H, W] or bytes [N, H, W, C] "
+                             "(float)")  # fmt: skip
     export.add_argument("--target", choices=get_args(Target), default="onnxruntime",
                         help="the engine that model.onnx is to be fastest in; both compute either file "
                              "(onnxruntime)")  # fmt: skip
     export.add_argument("--allow-float", action="store_true",
                         help="leave products that cannot be integer in float, and name them (refused)")  # fmt: skip
-    export.add_argument("--json", action="store_true", help="print report.json on standard output")
+    export.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
     weights = export.add_argument_group("weights").add_mutually_exclusive_group()
     weights.add_argument("--checkpoint", action="append", metavar="FILE",
                          help=".safetensors, .pth, .pt or .bin; of several models NAME=FILE, repeated")  # fmt: skip
@@ -107,24 +108,25 @@ def add_method(export: argparse.ArgumentParser, widths: bool = True) -> None:
         ("activations", Activations, "offer a zero point, or stay symmetric (affine)"),
         ("outliers", OutlierMode, "own scales for single huge channels (auto)"),
         ("channels", ChannelMode, "own scale and centre for every channel behind a LayerNorm, folded into it (auto)"),
-        ("pixels", PixelGrid, "of the image: its own bytes, or a searched scale (bytes; with --paper searched)"),
+        ("pixels", PixelGrid, "the image as its own bytes, or with a searched scale (bytes; with --paper searched)"),
         (
             "rounding",
             Rounding,
-            "of weights: below eight bits each takes up the errors of others (compensated), patch weights alone do "
-            "(diffused), or none (compensated; with --paper nearest)",
+            "rounding of weights: below eight bits each takes up the errors of others, patch weights alone do, or "
+            "none (compensated; with --paper nearest)",
         ),
-        ("search", Search, "(fast)"),
+        ("search", Search, "drop bad scales early, or price every scale on every image (fast)"),
         (
             "labels",
             Labels,
-            "of the calibration loss: all with random signs, or one (signs; with --paper sampled); outputs that are "
-            "not logits have signs always",
+            "labels of the calibration loss: one drawn by its probability, the likeliest, or all with random signs; "
+            "outputs that are not logits have signs always (signs; with --paper sampled)",
         ),
     ):
         group.add_argument(f"--{name}", choices=get_args(choices), help=text)
     group.add_argument("--rounds", type=not_negative, metavar="N",
-                       help="alternating rounds; 0: each side by itself (0; with --paper 3)")  # fmt: skip
+                       help="how often the search alternates between the two sides of a product; 0: each by itself "
+                            "(0; with --paper 3)")  # fmt: skip
     group.add_argument("--candidates", type=positive, metavar="N", help="scales tried per search (100)")
     group.add_argument("--bias-correction", choices=get_args(BiasCorrection), nargs="?", const="always",
                        help="take mean errors off the outputs; auto: next to per-tensor weights; without a "

@@ -209,7 +209,7 @@ def _printed(run: Callable[[argparse.Namespace, Any], Outcome]) -> Callable[[arg
 
 def _add_models(commands: Any) -> None:
     models = commands.add_parser("models", help="list what can be quantised")
-    models.add_argument("--json", action="store_true", help="machine-readable")
+    models.add_argument("--json", action="store_true", help="print JSON on standard output")
     models.set_defaults(command=list_models)
 
 

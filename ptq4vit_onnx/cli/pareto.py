@@ -30,7 +30,9 @@ def add_pareto(commands: Any) -> argparse.ArgumentParser:
                     "writes them with their plans, pareto.csv, pareto.json, pareto.svg and pareto.html.",
     )  # fmt: skip
     cli_export.add_model(parser, "output folder (./MODEL_pareto)")
-    parser.add_argument("--sizes", type=several(parse_bytes), default=(), metavar="SIZE,..", help="as 3MB,4.5MB")
+    parser.add_argument(
+        "--sizes", type=several(parse_bytes), default=(), metavar="SIZE,..", help="sizes of files, as 3MB,4.5MB"
+    )
     parser.add_argument("--points", type=positive, default=8, metavar="N",
                         help="without --sizes: so many, evenly between three and eight bits (8)")  # fmt: skip
     parser.add_argument("--with", dest="others", type=Path, action="append", default=[], metavar="FILE",

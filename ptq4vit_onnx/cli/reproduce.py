@@ -23,10 +23,10 @@ def add_reproduce(commands: Any) -> argparse.ArgumentParser:
                     "result beside its number. Each row is kept as soon as it is known; the same command goes on where "
                     "it stopped. Exit code 1 if a model was skipped because its weights cannot be had.",
     )  # fmt: skip
-    parser.add_argument("table", choices=TABLES, metavar="TABLE", help=", ".join(TABLES))
+    parser.add_argument("table", choices=TABLES, metavar="TABLE", help=f"of the paper: {', '.join(TABLES)}")
     parser.add_argument("--output", "--out", type=Path, default=Path("reproduce"), metavar="DIR",
                         help="for TABLE.csv and TABLE.md (reproduce)")  # fmt: skip
-    parser.add_argument("--models", nargs="+", default=[], metavar="NAME", help="(the table's own)")
+    parser.add_argument("--models", nargs="+", default=[], metavar="NAME", help="names of models (the table's own)")
     parser.add_argument("--checkpoint", type=_checkpoint, action="append", default=[], metavar="NAME=FILE",
                         help="weights of a model; may be repeated (timm's hub)")  # fmt: skip
     parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0],

@@ -22,14 +22,21 @@ from ptq4vit_onnx.tasks.task import Tasks
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One model on some images. figures: what its output kind measures, each also an attribute; rates in percent, drop
-    in points of accuracy (image by image), drop_error its standard error. skipped: images that could not be read and
-    are not among `images`. integer_products: how many products run in integers, "44 of 44", where that was asked for.
+    """One model on some images.
 
-    Figures that need labels are None without them, and those against the reference for the reference itself.
-    logits: top1, top5, agreement, kl (nats), drop.
-    embedding: knn, drop, cosine, worst_cosine, agreement (same nearest neighbour), neighbours (of the ten nearest).
-    features: cosine, worst_cosine, relative_error, worst_relative_error, and outputs: the same by name.
+    Each figure is also an attribute: `evaluation.kl`. Rates are in percent, KL in nats. Figures that need labels are
+    None without them. Figures against the reference are None for the reference itself.
+
+    Attributes:
+        path: The file.
+        images: How many were measured on.
+        figures: What the model's output kind measures. Logits: top1, top5, agreement, kl, drop. Embedding: knn, drop,
+            cosine, worst_cosine, agreement (same nearest neighbour), neighbours (of the ten nearest). Features: cosine,
+            worst_cosine, relative_error, worst_relative_error, and outputs, the same by name. drop is in points of
+            accuracy, image by image, and drop_error is its standard error.
+        skipped: How many images could not be read; they are not among `images`.
+        integer_products: How many products run in integers, "44 of 44"; None for ONNX Runtime, which `check_parity`
+            audits.
     """
 
     path: str
@@ -51,9 +58,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """models: in the order they were given. reference: what they are compared with, one of them or not. measured_on: a
-    sentence on the images where they are built-in photos, else None. kind: of what all of them return. engine: that ran
-    all of them."""
+    """Several models on the same images.
+
+    Attributes:
+        models: In the order they were given.
+        reference: What they are compared with, one of them or not.
+        measured_on: A sentence on the images where they are built-in photos, else None.
+        kind: Of what all of them return.
+        engine: That ran all of them.
+    """
 
     models: tuple[Evaluation, ...]
     reference: Evaluation

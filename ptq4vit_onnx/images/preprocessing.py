@@ -30,8 +30,13 @@ _FILTERS = {
 class Preprocessing:
     """timm's evaluation transform as a value: resize, crop the centre, scale to 0..1, normalise.
 
-    size: (channels, height, width). crop_mode "center" resizes the short side to size / crop_pct and crops;
-    "squash" resizes both sides.
+    Attributes:
+        size: (channels, height, width).
+        crop_pct: The share of the resized image that the crop keeps, as 0.9.
+        crop_mode: "center" resizes the short side to size / crop_pct and crops; "squash" resizes both sides.
+        interpolation: "nearest", "bilinear", "bicubic" or "lanczos".
+        mean: One value for each channel, or one for all.
+        std: One value for each channel, or one for all.
     """
 
     size: tuple[int, int, int]

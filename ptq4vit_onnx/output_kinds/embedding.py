@@ -27,10 +27,20 @@ from ptq4vit_onnx.output_kinds.output_kind import (
 
 @dataclass(frozen=True)
 class EmbeddingAgainstFloat(AgainstFloat):
-    """cosine, worst_cosine: to the float embedding, mean over the images and smallest. agreement: percent of the images
-    whose nearest other image (in the gallery, if there is one) is the float model's; neighbours: of the ten nearest,
-    in any order; None for a single image. knn_float, knn_quantised, drop: percent of the images whose label is the
-    majority of their ten nearest, and its loss; None without labels."""
+    """The quantised embedding model against the float one.
+
+    Attributes:
+        images: How many were measured on.
+        cosine: To the float embedding, mean over the images.
+        worst_cosine: Of the worst image.
+        agreement: Percent of the images whose nearest other image, in the gallery if there is one, is the float
+            model's; None for a single image.
+        neighbours: The same of the ten nearest, in any order.
+        knn_float: Percent of the images whose label is the majority of their ten nearest, by the float model; None
+            without labels.
+        knn_quantised: The same by the quantised model.
+        drop: The loss of that accuracy; None without labels.
+    """
 
     cosine: float
     worst_cosine: float

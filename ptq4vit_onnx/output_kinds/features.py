@@ -27,8 +27,14 @@ _SHORTEST = 1e-3  # of an image's mean token length: relative errors of shorter 
 
 @dataclass(frozen=True)
 class Closeness:
-    """Of tokens to the float model's. cosine, relative_error (|error| / |token|): mean over tokens and images;
-    worst_cosine, worst_relative_error: of the single worst token."""
+    """How close tokens are to the float model's.
+
+    Attributes:
+        cosine: Mean over tokens and images.
+        worst_cosine: Of the single worst token.
+        relative_error: Length of the error over that of the token, mean over tokens and images.
+        worst_relative_error: Of the single worst token.
+    """
 
     cosine: float
     worst_cosine: float
@@ -43,7 +49,13 @@ class Closeness:
 
 @dataclass(frozen=True)
 class FeaturesAgainstFloat(AgainstFloat):
-    """outputs: by name. together: means over the outputs, each counting alike, and the worst token of all."""
+    """The quantised feature extractor against the float one.
+
+    Attributes:
+        images: How many were measured on.
+        together: Means over the outputs, each counting alike, and the worst token of all.
+        outputs: Each output by name.
+    """
 
     together: Closeness
     outputs: dict[str, Closeness]

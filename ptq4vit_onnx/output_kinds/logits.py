@@ -23,7 +23,16 @@ from ptq4vit_onnx.output_kinds.output_kind import (
 
 @dataclass(frozen=True)
 class LogitsAgainstFloat(AgainstFloat):
-    """Rates in percent, KL in nats; None where there are no labels."""
+    """The quantised classifier against the float one.
+
+    Attributes:
+        images: How many were measured on.
+        agreement: Percent of equal predictions.
+        kl: Mean KL divergence from the float model, in nats.
+        top1_float: Of the float model, in percent; None without labels.
+        top1_quantised: Of the quantised model, in percent; None without labels.
+        drop: The loss of top-1; None without labels.
+    """
 
     agreement: float
     kl: float

@@ -42,10 +42,15 @@ def mean_kl(reference: Array, logits: Array) -> float:
 
 @dataclass(frozen=True)
 class PairedDrop:
-    """Loss of accuracy on the same images, in points; negative where the second model is better.
+    """Loss of accuracy on the same images.
 
-    lost, gained: images that only the first or only the second model gets right. standard_error: of `points`,
-    from those images alone; what both models get right or wrong carries no noise.
+    Attributes:
+        points: In points of accuracy; negative where the second model is better.
+        standard_error: Of `points`, from `lost` and `gained` alone: images that both models get right or wrong carry no
+            noise.
+        lost: Images that only the first model gets right.
+        gained: Images that only the second model gets right.
+        images: How many were measured on.
     """
 
     points: float

@@ -31,18 +31,31 @@ Labels = Literal["sampled", "argmax", "signs"]
 class Options:
     """The defaults are what measured best; `base` and `paper` are the paper's own two settings.
 
-    alpha, beta: candidates divide [alpha, beta] evenly, in units of the scale that just covers the largest value.
-    twin: which inputs get two ranges; auto decides per site whether the second range pays for itself.
-    activations: affine offers a zero point next to the symmetric form of the paper, and keeps the better.
-    outliers: auto gives single input channels that dwarf all others a scale of their own.
-    channels: auto shifts and scales the input channels of layers behind a LayerNorm, where that lowers the loss.
-    pixels: bytes takes an 8-bit image as it is, whatever the width of activations; searched rounds it as any other.
-    rounding: compensated lets every weight below eight bits take up what rounding the others has changed; at eight
-    little is gained. It and diffused round patch weights by error diffusion from pixel to pixel, where that lowers the
-    loss. rounding_images: how many images compensation looks at; 0: as many as the model's size allows.
-    bias_correction: auto takes mean errors off the outputs where they share the weight's scale, as with per-tensor.
-    labels: of the loss whose gradients weigh the errors; signs and sampled estimate the same, signs with less noise.
-    rounds: how often the search alternates between the two sides of a product; 0 searches each side by itself.
+    Attributes:
+        weight_bits: 2 to 8.
+        activation_bits: 2 to 8.
+        method: PTQ4ViT, or the paper's Base PTQ.
+        metric: What the search minimises.
+        twin: Which inputs get two ranges; auto decides per site whether the second range pays for itself.
+        weights: One scale for each output channel, or one for a whole weight.
+        activations: affine offers a zero point next to the symmetric form of the paper, and keeps the better.
+        outliers: auto gives single input channels that dwarf all others a scale of their own.
+        channels: auto shifts and scales the input channels of layers behind a LayerNorm, where that lowers the loss.
+        pixels: bytes takes an 8-bit image as it is, whatever the width of activations; searched rounds it as any other.
+        rounding: compensated lets every weight below eight bits take up what rounding the others has changed; at eight
+            little is gained. It and diffused round patch weights by error diffusion from pixel to pixel, where that
+            lowers the loss. nearest does neither.
+        rounding_images: How many images compensation looks at; 0: as many as the model's size allows.
+        bias_correction: auto takes mean errors off the outputs where they share the weight's scale, as with per-tensor.
+        search: fast drops bad scales early by successive halving; exhaustive prices every scale on every image.
+        rounds: How often the search alternates between the two sides of a product; 0 searches each side by itself.
+        candidates: Scales tried per search.
+        alpha: Candidates divide [alpha, beta] evenly, in units of the scale that just covers the largest value.
+        beta: The other end of that range.
+        labels: Of the loss whose gradients weigh the errors; signs and sampled estimate the same, signs with less
+            noise. argmax takes the model's own prediction.
+        images: How many images are calibrated on.
+        seed: Picks images, signs and sampled labels.
     """
 
     weight_bits: int = 8

@@ -56,9 +56,17 @@ def option_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the verdict. site: where it fails first (a site, or a node outside of all), if that is known.
-    value: what was measured, where that is a number; limit: what it was held against. details: everything that is
-    wrong, a sentence each, where `sentence` names only the first."""
+    """One line of the verdict.
+
+    Attributes:
+        name: Of the check, as "kernels" or "agreement".
+        status: "passed", "failed" or "skipped".
+        sentence: What was found.
+        site: Where it fails first, a site or a node outside of all, if that is known.
+        value: What was measured, where that is a number.
+        limit: What the value was held against.
+        details: Everything that is wrong, a sentence each, where `sentence` names only the first.
+    """
 
     name: str
     status: Status
@@ -71,10 +79,21 @@ class Check:
 
 @dataclass(frozen=True)
 class ParityResult:
-    """All checks in order. first_divergent: the first site or node that is wrong, and how, if one was found. skipped:
-    images that could not be read and are not among `images`. measured_on: as in Evaluations. kind: of its outputs.
-    engine: that computed the outputs of the model; those of the reference are ONNX Runtime's.
-    not_checked: what no check could tell for want of a plan."""
+    """Every check of a quantised model, and whether all passed.
+
+    Attributes:
+        model: The quantised file.
+        reference: The float file.
+        images: How many were measured on.
+        checks: All checks, in order.
+        first_divergent: The first site or node that is wrong, and how, if one was found.
+        skipped: How many images could not be read; they are not among `images`.
+        measured_on: A sentence on the images where they are built-in photos, else None.
+        kind: Of the model's outputs.
+        engine: That computed the outputs of the model; those of the reference are ONNX Runtime's.
+        not_checked: What no check could tell for want of a plan.
+        passed: No check failed; one that was skipped is no failure.
+    """
 
     model: str
     reference: str

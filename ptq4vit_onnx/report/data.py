@@ -62,9 +62,16 @@ def weight_bits(plan: ScalePlan) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class CalibrationImages:
-    """count: how many were used. skipped: files that could not be read. source: where they are from. built_in: from
-    the package's own photos, because none were given. planned: what a given plan says that it was calibrated on, where
-    that is not these images. warnings: sentences on what is odd about them, and what to do."""
+    """The images that calibration looked at.
+
+    Attributes:
+        count: How many were used.
+        skipped: Files that could not be read.
+        source: Where they are from.
+        built_in: From the package's own photos, because none were given.
+        planned: What a given plan says that it was calibrated on, where that is not these images.
+        warnings: Sentences on what is odd about them, and what to do.
+    """
 
     count: int
     skipped: tuple[str, ...] = ()
@@ -99,10 +106,17 @@ class Output:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an export started from. model: its name. weights_from: "random" marks a dry run.
+    """What an export started from.
 
-    resampled: a sentence, where the weights are for another image size than the model's. remarks: sentences on what
-    else the user should know of the model as it was loaded. advice: one on what was asked for.
+    Attributes:
+        model: Its name.
+        weights_from: Where its weights came from; "random" marks a dry run.
+        bits: The widths of the plan.
+        calibration_images: The images that calibration looked at.
+        resampled: A sentence, where the weights are for another image size than the model's.
+        output: What the model returns.
+        remarks: Sentences on what else the user should know of the model as it was loaded.
+        advice: A sentence on what was asked for.
     """
 
     model: str
@@ -130,7 +144,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class FileSizes:
-    """In bytes, with the external data of a file above 2 GB."""
+    """Of float.onnx and model.onnx, in bytes, with the external data of a file above 2 GB."""
 
     float: int
     model: int
@@ -144,11 +158,21 @@ class FileSizes:
 class Report:
     """Everything that an export measured.
 
-    folder: where the export lies. plan: the scales that were applied. evidence: what calibration saw of each site;
-    empty where a plan was given, because calibration is skipped then. Only the HTML page shows it.
-    float_parity: the float file against torch. proof: the quantised file against its plan, the simulator and the float
-    file. latency: the float model first, then the quantised one. seconds: by stage of the export.
-    allocation: how a budget was spent, where one was given.
+    Attributes:
+        folder: Where the export lies.
+        inputs: What it started from.
+        plan: The scales that were applied.
+        evidence: What calibration saw of each site, for the HTML page. Empty where a plan was given.
+        float_parity: The float file against torch.
+        proof: The quantised file against its plan, the simulator and the float file.
+        passes: What the graph passes did.
+        latency: The float model first, then the quantised one.
+        sizes: Of the two files.
+        seconds: By stage of the export.
+        allocation: How a budget was spent, where one was given.
+        against_float: The quantised model against the float one on the measured images, as its output kind measures it.
+        end_to_end: The quantised file against the simulator.
+        kernels: On which kernel each product runs.
     """
 
     folder: Path

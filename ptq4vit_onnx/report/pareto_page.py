@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from typing import Literal, get_args
 
 from markupsafe import escape
 
@@ -17,9 +18,11 @@ from ptq4vit_onnx.report.pareto_rows import (
     dominated,
     pareto_sentences,
 )
-from ptq4vit_onnx.report.size_chart import HEIGHT, WIDTH, described, size_chart, size_chart_parts
+from ptq4vit_onnx.report.size_chart import HEIGHT, WIDTH, Dot, described, size_chart, size_chart_parts
 from ptq4vit_onnx.report.table import Cell, FileLine, FileTable, Heading, fixed, with_error
 
+Theme = Literal["light", "dark"]
+THEMES: tuple[Theme, ...] = get_args(Theme)
 PIXELS = 1.7  # of a screen for each of the chart's, where the picture stands alone
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
@@ -63,22 +66,35 @@ def _title(about: ParetoAbout) -> str:
 
 
 def pareto_svg(rows: Sequence[ParetoRow], about: ParetoAbout) -> str:
-    """The chart as a file of its own, with the light theme's colours on white."""
-    dots = [row.dot for row in rows]
+    """The chart as a file of its own."""
+    return sizes_svg([row.dot for row in rows], _title(about), about.distance)
+
+
+def sizes_svg(dots: Sequence[Dot], title: str, distance: str, theme: Theme = "light") -> str:
+    """A chart of any files, on the theme's page colour."""
+    colours = _colours(theme)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 -8 {WIDTH:.0f} {HEIGHT + 8:.0f}" '
         f'width="{PIXELS * WIDTH:.0f}" height="{PIXELS * (HEIGHT + 8):.0f}" role="img">'
-        f"<title>{escape(_title(about))}</title><desc>{escape(described(dots, None, about.distance))}</desc>"
-        f"<style>{_style()}</style>"
-        f'<rect y="-8" width="100%" height="100%" fill="#fff"/>'
-        f"{size_chart_parts(dots, None, about.distance)}</svg>\n"
+        f"<title>{escape(title)}</title><desc>{escape(described(dots, None, distance))}</desc>"
+        f"<style>{_style(colours)}</style>"
+        f'<rect y="-8" width="100%" height="100%" fill="{colours["page"]}"/>'
+        f"{size_chart_parts(dots, None, distance)}</svg>\n"
     )
 
 
-def _style() -> str:
+def _style(colours: Mapping[str, str]) -> str:
     """The page's rules for charts, with the values of its variables: not every program that shows SVG knows these."""
-    css = files("ptq4vit_onnx.report").joinpath("templates", "style.css").read_text(encoding="utf-8")
-    values = dict(re.findall(r"--([\w-]+): ([^;]+);", css.partition("}")[0]))
-    rules = [line for line in css.splitlines() if line.startswith("svg ") and not line.startswith("svg {")]
-    named = re.sub(r"var\(--([\w-]+)\)", lambda found: values[found[1]], "\n".join(rules))
+    rules = [line for line in _css().splitlines() if line.startswith("svg ") and not line.startswith("svg {")]
+    named = re.sub(r"var\(--([\w-]+)\)", lambda found: colours[found[1]], "\n".join(rules))
     return f"\nsvg text {{ font-family: {FONT}; }}\n{named}\n"
+
+
+def _colours(theme: Theme) -> dict[str, str]:
+    """The page's variables: its first :root are the light ones, its second the dark ones."""
+    block = re.findall(r":root {(.*?)}", _css(), re.DOTALL)[THEMES.index(theme)]
+    return dict(re.findall(r"--([\w-]+): ([^;]+);", block))
+
+
+def _css() -> str:
+    return files("ptq4vit_onnx.report").joinpath("templates", "style.css").read_text(encoding="utf-8")
