@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from benchmarks.measured_code import fingerprints, older_rooms  # noqa: E402
-from tools.tables import accuracy, engines, low_bits, machines, models, robustness, speed  # noqa: E402
+from tools.tables import accuracy, engines, low_bits, machines, models, peers, robustness, speed  # noqa: E402
 from tools.tables.markdown import Row  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -50,6 +50,7 @@ TABLES: Mapping[tuple[str, str], Maker] = {
     ("many_machines", ""): machines.many_machines,
     ("low_bits", ""): low_bits.low_bits,
     ("budgets", ""): low_bits.budgets,
+    ("peers", ""): peers.peers,
     ("mutations", ""): robustness.mutations,
     ("kills", ""): robustness.kills,
     ("threads", ""): robustness.threads,
