@@ -87,5 +87,12 @@ def test_a_mark_lies_where_its_row_says(monkeypatch: pytest.MonkeyPatch, tmp_pat
     base = {"model": "vit_t", "title": "a", "size": 3_000_000, "kl": 0.1, "group": "single"}
     both = [base, {**base, "model": "deit_t"}, {**base, "title": "b", "size": 6_000_000, "kl": 0.01}]
     (tmp_path / "budgets.json").write_text(json.dumps({"rows": [*both, {**both[1], "title": "c", "size": 4_000_000}]}))
+    peer = {"model": "vit_t", "tool": "NNCF", "seed": 0, "mb": 6.5, "kl": 0.02, "failure": ""}
+    others = [{**peer, "tool": "ptq4vit-onnx"}, {**peer, "seed": 1, "kl": 0.5}, {**peer, "failure": "why", "kl": None}]
+    (tmp_path / "peers.json").write_text(json.dumps({"rows": [peer, *others]}))
     monkeypatch.setattr(result_pictures, "RESULTS", tmp_path)
-    assert "a: 3.00 MB, KL from the float model, nats 0.1" in result_pictures.pictures()["pareto-vit_t-light.svg"]
+    drawn = result_pictures.pictures()["pareto-vit_t-light.svg"]
+    assert "a: 3.00 MB, KL from the float model, nats 0.1" in drawn
+    assert "NNCF: 6.50 MB, KL from the float model, nats 0.02" in drawn
+    assert drawn.count("<title>NNCF: ") == 1, "one seed, of those that worked"
+    assert "ptq4vit-onnx: " not in drawn, "our own files are those of budgets.json"
