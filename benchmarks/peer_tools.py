@@ -105,7 +105,7 @@ _AIMET = Tool(
     "all operators, minmax", peer_scripts.AIMET, "", (TORCH, "torchvision==0.28.0"),
 )  # fmt: skip
 _MODELOPT = Tool(
-    "NVIDIA ModelOpt, defaults", "modelopt", "nvidia-modelopt", ("nvidia-modelopt[onnx]==0.47",),
+    "NVIDIA ModelOpt, all operators", "modelopt", "nvidia-modelopt", ("nvidia-modelopt[onnx]==0.47",),
     "all operators, `calibration_method=max`", peer_scripts.MODELOPT, "max", (TORCH,),
 )  # fmt: skip
 TOOLS = (
