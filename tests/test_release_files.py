@@ -53,7 +53,7 @@ def test_the_hooks_are_the_checks_of_the_readme_in_the_versions_of_the_environme
 def test_the_hooks_run_scripts_that_exist() -> None:
     (repository,) = parsed(ROOT / ".pre-commit-config.yaml")["repos"]
     scripts = [word for hook in repository["hooks"] for word in hook["entry"].split() if word.endswith(".py")]
-    assert len(scripts) == 3 and all((ROOT / script).is_file() for script in scripts)
+    assert len(scripts) > 2 and all((ROOT / script).is_file() for script in scripts)
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
