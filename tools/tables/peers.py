@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tools.tables.markdown import NAMES, Row, mean, table
 
-TITLES = ("tool", "version", "setting", "bits", "KL (by seed)", "agreement", "drop in top-1", "products in integers",
-          "MB")  # fmt: skip
+TITLES = ("tool", "bits", "KL (by seed)", "agreement", "drop in top-1", "products in integers", "MB", "version",
+          "setting")  # fmt: skip
 
 
 def peers(rows: Sequence[Row]) -> str:
@@ -42,24 +42,16 @@ def _measured(tool: str, found: Sequence[Row]) -> tuple[str, ...]:
     first = found[0]
     each = " (" + ", ".join(f"{row['kl']:.2g}" for row in found) + ")" if len(found) > 1 else ""
     return (
-        _title(tool), first["version"], first["setting"], first["bits"], f"{mean(found, 'kl'):.2g}{each}",
+        _title(tool), first["bits"], f"{mean(found, 'kl'):.2g}{each}",
         f"{mean(found, 'agreement'):.1f} %", f"{mean(found, 'drop'):.2f} ± {first['drop_error']:.2f}",
         f"{first['integer_products']} of {first['products']}", f"{mean(found, 'mb'):.1f}",
+        first["version"], first["setting"],
     )  # fmt: skip
 
 
 def _failed(row: Row) -> tuple[str, ...]:
-    return (
-        _title(row["tool"]),
-        row["version"],
-        row["setting"],
-        row["bits"],
-        f"fails: {row['failure']}",
-        "",
-        "",
-        "",
-        "",
-    )
+    why = f"fails: {row['failure']}"
+    return (_title(row["tool"]), row["bits"], why, "", "", "", "", row["version"], row["setting"])
 
 
 def _title(tool: str) -> str:
