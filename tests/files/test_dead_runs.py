@@ -24,7 +24,6 @@ EXPORT = """
 import os, signal, sys
 from pathlib import Path
 from ptq4vit_onnx.files import outputs
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
 place, text, last, exchanges = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "exchange"
 if not exchanges:
     outputs.exchange = lambda *_: False
