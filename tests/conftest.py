@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from ptq4vit_onnx.plan.sites import Site
 
 # Before any test module imports torch: its threads spin while they wait, which next to other work is ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# A shell's job in the background ignores Ctrl-C, and so would the processes that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 pytest_plugins = ["tests.small_graphs", "tests.small_exports"]
