@@ -75,11 +75,16 @@ def all_models(rows: Sequence[Row]) -> str:
             (f"`{row['model']}`", f"{row['integer products']} of {row['products']}",
              f"{row['exact']} of {row['checked']}", f"{row['identical percent']:.4g} % of {row['measured images']}",
              f"{row['MB']:.1f} ({row['float MB']:.1f})", f"{row['load ms']:.0f} ({row['float load ms']:.0f})",
-             f"{row['calibration s']:.0f} s", f"{row['export s']:.0f} s", f"{row['cpu s']:.0f} s",
+             _seconds(row["calibration s"]), _seconds(row["export s"]), _seconds(row["cpu s"]),
              f"{row['peak GB']:.1f} GB")
             for row in rows
         ],
     )  # fmt: skip
+
+
+def _seconds(value: float | None) -> str:
+    """None: the process was stopped for a while, so that the clock says nothing."""
+    return "-" if value is None else f"{value:.0f} s"
 
 
 def _number(row: Row, key: str, form: str, unit: str = "") -> str:
